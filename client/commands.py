@@ -1,12 +1,13 @@
-"""The commands `paceline chat`, `mcp`, `status`, `demo`, `policy check`. httpx and rich are imported when they run."""
+"""The commands `paceline chat`, `verify`, `mcp`, `status`, `demo`, `policy check`. httpx and rich: when they run."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from .conversation import Conversation
 
 URL = "http://127.0.0.1:8000"
+VERIFY_S = 600.0  # for an answer that is computed while others wait
 
 
 def register(app: typer.Typer) -> None:
     app.command(epilog='Example: paceline chat "When does the museum open?"')(chat)
+    app.command(epilog="Example: paceline verify resp_0123…")(verify)
     app.command(epilog="Example: paceline status --json")(status)
     app.command(epilog="Example: paceline demo --check")(demo)
     app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(mcp)
@@ -88,6 +91,44 @@ def chat(
             screen.show_sources(conversation.answer)
         else:
             _converse(conversation, history)
+
+
+def verify(
+    response: Annotated[str, typer.Argument(help="id of a stored answer of /v1/responses")],
+    url: Url = URL,
+    key: Key = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a stored answer computed again, and say which of its tokens are those that its strategy gives.
+
+    Exit code 1 where a token differs, 2 where not all can be computed again.
+    """
+    from .conversation import Conversation
+
+    with Conversation(url or URL, key=given_secret("key", key, key_file), silence=VERIFY_S) as conversation:
+        found = conversation.post(f"/responses/{quote(response, safe='')}/verify", {})
+    if as_json:
+        typer.echo(printable_json(json.dumps(found, indent=2, ensure_ascii=False)))
+    else:
+        typer.echo("\n".join(printable_lines(line) for line in verdict(found)))
+    if found.get("differing"):
+        raise typer.Exit(1)
+    if found.get("not_provable"):
+        raise typer.Exit(2)
+
+
+def verdict(found: Mapping[str, Any]) -> Iterator[str]:
+    """Lines about an answer that was computed again."""
+    again = f", {found['asked_again']} of them asked of both sides once more" if found["asked_again"] else ""
+    yield f"{found['proven']} of {found['tokens']} tokens proven{again}"
+    if found["differing"]:
+        yield f"{'index':>6}  {'told':24}  expected"
+    for one in found["differing"]:
+        told = "(the end)" if one["token"] is None else f"{one['token']} {one['text']!r}"
+        yield f"{one['index']:>6}  {told:24}  {one['expected']} {one['expected_text']!r}"
+    for one in found["not_provable"]:
+        yield f"{one['tokens']} tokens cannot be proven: {one['reason']}"
 
 
 def mcp(url: Url = URL, key: Key = None, key_file: KeyFile = None) -> None:

@@ -10,6 +10,7 @@ questions      parts of a question, and whether documents answer them
 policy         what the owner's rules make of a request, and what is kept of them
 reading        what is found out and read of a request
 preparation    from a request to a session that is ready to run
+proof          an answer computed again, and held against what was told
 terms          what holds for an answer once its strategy is chosen
 turnstile      work in turns of its owners
 resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side

@@ -15,7 +15,8 @@ from paceline.core.side import SIDES
 from paceline.errors import RequestError
 from paceline.runtime.questions import BETWEEN
 from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
-from paceline.runtime.sessions.client import ClientSession, is_refusal
+from paceline.runtime.sessions.client import ClientSession
+from paceline.runtime.sessions.output_text import is_refusal
 
 # An answer for which documents are searched for again as it grows: a session for each stretch of it.
 #
@@ -130,6 +131,7 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         policy=next((part.policy for part in sorted(parts, key=_strictness) if part.policy is not None), None),
         stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": searches},
         energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
+        records=tuple(record for part in parts for record in part.records),
     )
 
 

@@ -27,6 +27,7 @@ from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
+from paceline.runtime.proof import Prover
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     Explanation,
@@ -122,6 +123,7 @@ class Node(NodeTexts):
         alone = None if beside is None else beside.alone
         self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, alone=alone)
         self.wait_for_room, self.check = self._places.wait_for_room, self._preparation.check
+        self.prove = Prover(self._resources, self._peers, self._preparation, self._places).prove
         self.on_link = self._peers.on_link
         admit = partial(self._preparation.prepare, in_workflow=True)
         endpoint = parts.company.outside

@@ -27,7 +27,7 @@ from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import BegunSession, ClientSession
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
-from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
+from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest, model_id
 from paceline.runtime.sessions.prompts import (
     PromptSet,
     query_with_text,
@@ -189,11 +189,10 @@ class Preparation(Reading):
             options = options.in_one_stretch()
         prompts, unlike = weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
-        unanswered = (
-            await self._unanswered_mask(request, thinking)
-            if may_say and request.strategy.options.get("judged")
-            else None
-        )
+        saying: Constraint | None = None
+        if may_say and request.strategy.options.get("judged"):
+            saying = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
+        unanswered = None if saying is None else await self._unanswered_mask(saying, request.account.owner)
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
         # Drafts of an answer by both sides cross the link.
         expected = "" if strategy.needs_peer else request.prompt.predicted
@@ -220,6 +219,8 @@ class Preparation(Reading):
             cache_key=resources.cache_key(salt) if strategy.needs_peer else b"",
             mask=unanswered if told else mask,
             unanswered_mask=unanswered,
+            unanswered_form=saying,
+            models=(model_id(resources.info), "" if begun.peer[1] is None else begun.peer[1].peer.model),
             thinking=thinking,
             claim=share.rows,
             salt=salt,
@@ -232,11 +233,10 @@ class Preparation(Reading):
             held=begun.held.holds != "open",
         )
 
-    async def _unanswered_mask(self, request: GenerateRequest, thinking: Thinking | None) -> Mask | None:
-        """The form of an answer that says that no document answers; None where the engine keeps none."""
-        form = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
+    async def _unanswered_mask(self, form: Constraint, owner: str) -> Mask | None:
+        """Of the form of an answer that says that no document answers; None where the engine keeps none."""
         try:
-            return await self._resources.mask(form, request.account.owner)
+            return await self._resources.mask(form, owner)
         except RequestError as error:
             log.info("an answer does not say that no document answers: %s", error)
             return None
@@ -272,7 +272,7 @@ class Preparation(Reading):
         readable = resources.readable(request.account.owner, level=level)
         for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, sources=replace(request.sources, documents=documents))
-            found = await self._prompts(reading, readable, query=query, length=end)
+            found = await self.prompts(reading, readable, query=query, length=end)
             prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
             share = resources.claim(rows, end - length)
@@ -297,6 +297,13 @@ class Preparation(Reading):
             held.decision = held.decision.narrowed(causes, resources.side, holds=True)
             prepared = replace(prepared, held=held.decision.holds != "open")
         return self._session(prepared, removals, egress, written, joined=joined)
+
+    async def again(self, prepared: PreparedRequest, written: Written) -> ClientSession:
+        """A session that writes an answer once more, from these tokens of it on."""
+        request = prepared.request
+        _, removals = await asyncio.to_thread(self._resources.documents, request.sources.selection)
+        with self._place(request.account.owner, anyhow=True) as egress:
+            return self._session(prepared, removals, egress, written)
 
     def _session(
         self,

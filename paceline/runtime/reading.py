@@ -184,7 +184,7 @@ class Reading:
 
     async def _found(self, begun: Begun, request: GenerateRequest) -> Read:
         """What this side finds, before anything is asked of the other side."""
-        prompts, readable = await self._prompts(request, begun.readable), begun.readable
+        prompts, readable = await self.prompts(request, begun.readable), begun.readable
         if not isinstance(readable, Readable):
             return Read(prompts, (), (), {})
         return Read(prompts, (), await asyncio.to_thread(readable.rules, prompts.passages), readable.asked)
@@ -207,7 +207,7 @@ class Reading:
         if peer_passages is None and request.joining.on_loss != "continue":
             raise peer_missing(other(side))
         if peer_passages:
-            prompts = await self._prompts(request, begun.readable, peer_passages)
+            prompts = await self.prompts(request, begun.readable, peer_passages)
         return read._replace(prompts=prompts, peer_passages=peer_passages)
 
     async def _mask(self, request: GenerateRequest) -> Mask | None:
@@ -232,7 +232,7 @@ class Reading:
             common=() if link is None else tuple(link.strategies),
         )
 
-    async def _prompts(
+    async def prompts(
         self,
         request: GenerateRequest,
         readable: Readable | DocumentStore | None,

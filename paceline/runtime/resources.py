@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -24,7 +24,7 @@ from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import RequestError
-from paceline.rag.records import Selection
+from paceline.rag.records import Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Timed, forward_times
@@ -281,6 +281,10 @@ class Resources:
     def documents(self, selection: Selection) -> tuple[int, int]:
         """The number of selected documents, and of removals so far. Reads the disk: on any thread."""
         return (0, 0) if self.store is None else (self.store.count(selection), self.store.removals())
+
+    def chunks(self, chunk_ids: Collection[int]) -> Mapping[int, Passage]:
+        """Those of these chunks of documents that are still there. Reads the disk: on any thread."""
+        return {} if self.store is None or not chunk_ids else self.store.chunks(chunk_ids)
 
     def cache_key(self, salt: str) -> bytes:
         """16 bytes by which the cloud recognises answers that may share KV. They tell nothing of the salt, and the same

@@ -20,6 +20,8 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.service import (
+    AnswerProof,
+    AnswerRecord,
     Explanation,
     GenerateEvent,
     GenerateRequest,
@@ -410,6 +412,10 @@ class ServedModels:
     async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
         async with self._node(request.model) as node:
             return await node.explain(request, key)
+
+    async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
+        async with self._node(request.model) as node:
+            return await node.prove(request, records)
 
     async def forget_answers(self, owner: str) -> None:
         for node in (self._first, *(slot.node for slot in self._slots.values())):

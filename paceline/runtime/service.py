@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -195,6 +196,61 @@ class Moment:
     took_ms: float  # 0 where it took no time
 
 
+class ReadPassage(msgspec.Struct, frozen=True):
+    """A passage of the other side, as this side was told of it."""
+
+    chunk: int  # its id there; 0 for one that stays there
+    score: float
+    text: str  # hash of it
+
+
+class AnswerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an answer, or one part or stretch of it, was written from, so that it can be computed again. Kept with it:
+    no text of a document is in it, nor of the conversation."""
+
+    side: Side
+    model: str  # fingerprint, number format and backend
+    strategy: str
+    options: str  # JSON of the strategy's
+    sampling: SamplingParams
+    constraint: Constraint | None
+    messages: int  # of the conversation
+    limit: int  # output tokens of the answer, at most
+    prompts: list[tuple[str, float | None]]  # of this side's branches: hash of each, and R
+    tokens: list[int]  # those within the stop string that ended it included
+    start: int = 0  # output tokens of stretches before this one
+    ends: bool = False  # a token that ends the text follows
+    passages: list[int] = []  # of this side's documents: ids of chunks
+    others: list[ReadPassage] = []  # read by the other side
+    borrowed: list[ReadPassage] = []  # of the other side, read by this one
+    peer_model: str = ""  # fingerprint
+    fault: str = ""  # why it cannot be computed again, as a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A token that is not the one which the strategy gives after the tokens before it."""
+
+    index: int  # in the answer
+    token: int | None  # None: the text ends there
+    owed: int
+    names: tuple[str, str]  # of both
+
+
+@dataclass(slots=True)
+class AnswerProof:
+    """An answer computed again, token by token, each after those that are recorded."""
+
+    tokens: int = 0  # the end counts as one, where a token decided it
+    asked: int = 0  # of them, judged by what both sides have written once more
+    differing: list[Difference] = field(default_factory=list)
+    unproven: dict[str, int] = field(default_factory=dict)  # tokens by the reason why not, a sentence
+
+    @property
+    def proven(self) -> int:
+        return self.tokens - len(self.differing) - sum(self.unproven.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """Who wrote an answer that a device has begun by itself."""
@@ -227,6 +283,7 @@ class GenerationResult:
     timeline: tuple[Moment, ...] = ()  # where the request wants it
     policy: Decision | None = None  # where a rule decided, or a document waits for its owner's word
     handoff: Handoff | None = None  # of an answer that a device has begun by itself
+    records: tuple[AnswerRecord, ...] = ()  # of its parts and stretches
 
 
 GenerateEvent = TextDelta | GenerationResult
@@ -383,6 +440,10 @@ class Service(Protocol):
     async def confirm(self, owner: str, document: str) -> str:
         """Confirm a document that the policy asks for, by its id. Returns its name. Raises RequestError for an owner
         who may not."""
+
+    async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
+        """Compute an answer again from what it was written from. request: as it was asked for, of which the
+        conversation, the sources and the account count. Raises RequestError (429) where there is no room."""
 
     async def forget_answers(self, owner: str) -> None:
         """Erase what this owner's answers have taught look-up tables, which hold the latest of them word for word."""

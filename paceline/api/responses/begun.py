@@ -38,7 +38,7 @@ from paceline.api.responses.runs import DIVERGED, Runs
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
 from paceline.errors import RequestError, StorageError
-from paceline.runtime.service import GenerateRequest, Generation, GenerationResult, Joining, Service
+from paceline.runtime.service import AnswerProof, GenerateRequest, Generation, GenerationResult, Joining, Service
 
 _log = logging.getLogger("paceline.api")
 PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
@@ -148,7 +148,8 @@ async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *
             if running:
                 raise RequestError(f"The response {previous!r} has not ended yet.", param="previous_response_id")
             output = await _interrupted_output(previous, log)
-        size += len(record.request) + len(output)
+        given = json.loads(record.request)["input"]
+        size += len(encode_json(given)) + len(output)
         if size > MAX_EARLIER:
             if truncate:
                 break
@@ -158,7 +159,7 @@ async def _earlier(previous: str | None, log: EventLog, owner: str, room: int, *
                 code="context_length_exceeded",
                 param="previous_response_id",
             )
-        turns.append([*json.loads(record.request)["input"], *json.loads(output)])
+        turns.append([*given, *json.loads(output)])
         previous = record.previous
     return [item for turn in reversed(turns) for item in turn]
 
@@ -251,15 +252,21 @@ class AskedResponse:
     links: Addresses  # as its client has them
     new_id: Callable[[str], str]  # makes ids of items from their prefix
 
+    async def request(
+        self, items: Sequence[Json], predicted: str = ""
+    ) -> tuple[ChatCall, GenerateRequest, Search | None]:
+        """What its generation is asked for. `items`, `predicted`: as of `prepared`. Raises RequestError."""
+        expected = {"prediction": {"content": predicted}} if predicted else {}
+        body = parse(ChatRequest, chat_body(self.asked, items) | expected)
+        call = chat_call(body, self.service, self.caller, documents=self.settings.documents)
+        return call, *await searching(self.asked, call, self.service, self.caller)
+
     async def prepared(self, items: Sequence[Json], predicted: str = "") -> tuple[Generation, ChatCall, ResponseEvents]:
         """Admit its generation. `items`: the whole conversation. `predicted`: what the text may turn out to be.
         Raises RequestError."""
         asked = self.asked
         with as_written(asked):
-            expected = {"prediction": {"content": predicted}} if predicted else {}
-            body = parse(ChatRequest, chat_body(asked, items) | expected)
-            call = chat_call(body, self.service, self.caller, documents=self.settings.documents)
-            wanted, search = await searching(asked, call, self.service, self.caller)
+            call, wanted, search = await self.request(items, predicted)
             generation = await prepare(self.service, asked, wanted)
 
         def extension(done: GenerationResult) -> Json:
@@ -279,7 +286,7 @@ class AskedResponse:
         return generation, call, events
 
     def again(self, body: Json, earlier: int, joining: Joining) -> Json:
-        """All that another server needs to write it again. `earlier`: items of the conversation it continues."""
+        """All that is needed to write it again, or to compute it. `earlier`: items of the conversation it continues."""
         linked = self.service.links()
         device = joining.device or (linked[0].peer if joining.any_device and len(linked) == 1 else None)
         scopes = None if self.caller.scopes is None else sorted(self.caller.scopes)
@@ -290,6 +297,37 @@ class AskedResponse:
             "public": self.links.public,
             "caller": [self.caller.device, self.caller.key, scopes, self.caller.name],
         }
+
+
+async def asked_before(
+    record: ResponseRecord, responses: Responses, owner: str
+) -> tuple[ResponseRequest, list[Json], list[Json]]:
+    """What a response was asked for, the items it was given, and its whole conversation. Raises RequestError."""
+    kept = json.loads(record.request)
+    again, given = kept["again"], kept["input"]
+    asked = parse(ResponseRequest, again["asked"] | ({"input": given} if given else {}))
+    items = await conversation_of(asked, given, responses, owner)
+    return asked, given, [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
+
+
+async def proof_of(
+    record: ResponseRecord, responses: Responses, asking: Callable[[ResponseRequest], AskedResponse]
+) -> AnswerProof:
+    """A response that has ended, computed again. Raises RequestError where there is no room for that."""
+    records = await responses.log.records(record.id)
+    if not records or "again" not in json.loads(record.request):
+        return AnswerProof(
+            0, unproven={"It was cut before its end, or kept by another version: how it was written is not known.": 0}
+        )
+    try:
+        asked, _, items = await asked_before(record, responses, record.owner)
+        begun = asking(asked)
+        _, wanted, _ = await begun.request(items)
+    except RequestError as error:  # what it was asked from is not there any more
+        return AnswerProof(
+            tokens := sum(len(each.tokens) + each.ends for each in records), unproven={str(error): tokens}
+        )
+    return await begun.service.prove(wanted, records)
 
 
 class Continuing:
@@ -336,8 +374,7 @@ class Continuing:
         state = self._app.state
         device, key, scopes, name = again["caller"]
         caller = Identity(device, key, None if scopes is None else frozenset(scopes), name)
-        given = json.loads(record.request)["input"]
-        asked = parse(ResponseRequest, again["asked"] | ({"input": given} if given else {}))
+        asked, given, items = await asked_before(record, self._responses, caller.key)
         unsaid = Unsaid(rows)
         ids = deque(unsaid.ids)
         links = replace(state.settings.addresses, public=again["public"])
@@ -345,8 +382,6 @@ class Continuing:
             state.service, state.settings, caller, asked, record.id, int(record.created), links,
             lambda prefix: ids.popleft() if ids and ids[0].startswith(prefix) else new_id(prefix),
         )  # fmt: skip
-        items = await conversation_of(asked, given, self._responses, caller.key)
-        items = [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
         generation, call, events = await begun.prepared(items, unsaid.text)
         watch = state.observer.answer({"identity": caller, "model": call.requests[0].model})
         turn = turn_of(asked, given)

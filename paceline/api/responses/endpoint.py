@@ -1,4 +1,4 @@
-"""`/v1/responses`: create, stream, resume, fetch, cancel and delete responses.
+"""`/v1/responses`: create, stream, resume, fetch, verify, cancel and delete responses.
 
 A response belongs to the key that created it; another key gets 404. A client that leaves cancels a foreground response;
 a background response goes on, and its stream can be resumed from `starting_after`. A generation that fails after the
@@ -24,16 +24,18 @@ from paceline.api.http.body import encode_json, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
-from paceline.api.openapi import keyed_router, official
-from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, turn_of
+from paceline.api.openapi import answered, keyed_router, official
+from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, proof_of, turn_of
 from paceline.api.responses.events import Json
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import (
     DeletedResponse,
     ResponseRequest,
     RetrieveQuery,
+    Verification,
     input_items,
     new_id,
+    verification,
 )
 from paceline.api.responses.runs import Run, Runs
 from paceline.api.responses.store import EventRow, ResponseRecord
@@ -116,7 +118,7 @@ async def create_response(
     request.state.model = call.requests[0].model  # for the log, and the metrics
     request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
     kept: Json = {"input": given, "background": asked.background}
-    if responses.log.fleet is not None:
+    if asked.store:
         kept["again"] = begun.again(await request.json(), len(items) - len(given), call.requests[0].joining)
     record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, encode_json(kept))
     watch = request.app.state.observer.answer(request.scope["state"])
@@ -192,6 +194,25 @@ async def cancel_response(record: Found, responses: ResponsesDep, request: Reque
         return passed
     await responses.runs.stop(record.id)
     return answer(await responses.now(record.id))
+
+
+@router.post("/{response_id}/verify", responses=answered(Verification))
+async def verify_response(
+    record: Found, request: Request, responses: ResponsesDep, service: ServiceDep, settings: SettingsDep, caller: Caller
+) -> Response:
+    """Compute a stored answer again, from its seed, models and documents, and say of each token whether it is the one
+    that the strategy gives after those before it."""
+    if responses.log.running(record.id) is not None or await responses.log.elsewhere(record.id):
+        raise RequestError("This response has not ended yet.", param="response_id")
+    links = settings.addresses.of(request)
+
+    def asking(asked: ResponseRequest) -> AskedResponse:
+        return AskedResponse(service, settings, caller, asked, record.id, int(record.created), links, new_id)
+
+    async def verified() -> bytes:
+        return encode_json(verification(record.id, await proof_of(record, responses, asking)))
+
+    return HeldOpen(verified, settings.keep_alive)
 
 
 @router.get("/{response_id}/input_items", responses=official("SyncCursorPage[responses.ResponseItem]"))

@@ -23,10 +23,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from paceline.api.http.errors import Failure
-from paceline.api.responses.replay import Passages, close_interrupted, filled, replay
+from paceline.api.responses.replay import Passages, close_interrupted, filled, records_of, replay
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
+from paceline.runtime.service import AnswerRecord
 from paceline.sealing import PLAIN, Seal
 from paceline.settings_tables import TUNING
 from paceline.sql import Home
@@ -562,6 +565,14 @@ class EventLog:
     async def last(self, response: str) -> EventRow | None:
         row = await self.query(lambda: self._store.last(response))
         return None if row is None else (await self._filled([row]))[0]
+
+    async def records(self, response: str) -> list[AnswerRecord]:
+        """What a response was written from; empty where that is not known, or it has no end."""
+        row = await self.query(lambda: self._store.last(response))
+        try:
+            return [] if row is None else records_of(row)
+        except msgspec.ValidationError:
+            return []
 
     async def output(self, response: str) -> tuple[str, str] | None:
         """The type of the last row, and the JSON of the output, without passages, if the response has ended."""

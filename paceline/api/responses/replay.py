@@ -3,7 +3,7 @@
 The log keeps no text of documents, so that removing a document, by whatever program, removes it from stored responses
 too. A passage of this side is stored as the id of its chunk, its place in the document likewise, since that may be a
 heading; one of the other side, whose removals are not known here, is not stored. What cannot be found any more is "",
-without a place.
+without a place. What the answer was written from lies beside the last event, and is never sent.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Event, failed
 from paceline.api.responses.store import ENDS, EventRow
-from paceline.runtime.service import GenerationResult
+from paceline.runtime.service import AnswerRecord, GenerationResult
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
 
@@ -156,15 +158,19 @@ def _part(body: Mapping[str, Any]) -> tuple[str, int, int]:
 # ---- passages --------------------------------------------------------------------------------------------------------
 _CHUNK = "chunk"  # key of a reference
 _PLACE = "place"
+_RECORDS = "written_from"
 
 Passages = Callable[[Collection[int]], Mapping[int, tuple[str, str]]]  # chunk ids → (text, place) of those that exist
 
 
 def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None:
-    """The JSON of the last event as it is stored; None if it holds no passage. `last`: its body, made from `done`."""
-    if not any(_holders(last)):
+    """The JSON of the last event as it is stored, with the answer's records; None if it holds no passage and there are
+    none. `last`: its body, made from `done`."""
+    if not (done.records or any(_holders(last))):
         return None
-    body = json.loads(encode_json(last))
+    body = json.loads(encode_json(last)) | (
+        {_RECORDS: msgspec.to_builtins(done.records, str_keys=True)} if done.records else {}
+    )
     cited = [citation.chunk_id for citation in done.citations]
     found = [citation.chunk_id for citation in done.found if citation.file_id]
     for chunk_ids, holders in ((cited, _cited(body)), (found, _results(body))):
@@ -179,7 +185,7 @@ def filled(data: bytes, passages: Passages) -> bytes:
     """The JSON of a stored last event with its passages and their places."""
     body = json.loads(data)
     references = [(holder, key) for holder, key in _holders(body) if isinstance(holder[key], dict)]
-    if not references:
+    if body.pop(_RECORDS, None) is None and not references:
         return data
     known = passages({holder[key][_CHUNK] for holder, key in references})
     for holder, key in references:
@@ -187,6 +193,12 @@ def filled(data: bytes, passages: Passages) -> bytes:
         if holder.pop(_PLACE, None) is not None and place:
             holder[_PLACE] = place
     return encode_json(body)
+
+
+def records_of(last: EventRow) -> list[AnswerRecord]:
+    """What an answer was written from, from the last row of its response as it is stored. Raises
+    `msgspec.ValidationError` for records that another version has kept."""
+    return msgspec.convert(json.loads(last.data).get(_RECORDS, []), list[AnswerRecord], str_keys=True)
 
 
 def kept_items(last: Mapping[str, Any]) -> list[bytes]:

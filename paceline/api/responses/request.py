@@ -34,6 +34,7 @@ from paceline.api.http.body import Schema
 from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
+from paceline.runtime.service import AnswerProof
 
 # Request bodies of `/v1/responses`, with OpenAI's names and ranges.
 #
@@ -199,6 +200,52 @@ class DeletedResponse(Schema):
     id: str
     object: Literal["response"] = "response"
     deleted: Literal[True] = True
+
+
+class DifferingToken(Schema):
+    """A token that is not the one which the strategy gives after the tokens before it."""
+
+    index: int  # in the answer
+    token: int | None  # null: the text ends there
+    text: str
+    expected: int
+    expected_text: str
+
+
+class Unproven(Schema):
+    reason: str
+    tokens: int
+
+
+class Verification(Schema):
+    """The answer to a verification. `tokens` counts the end of a text too, where a token decided it."""
+
+    id: str
+    object: Literal["response.verification"] = "response.verification"
+    tokens: int
+    proven: int
+    asked_again: int  # of all tokens: judged by what both sides have written once more
+    differing: list[DifferingToken]
+    not_provable: list[Unproven]
+
+
+def verification(response: str, proof: AnswerProof) -> Json:
+    differing = [
+        DifferingToken(
+            index=one.index, token=one.token, text=one.names[0], expected=one.owed, expected_text=one.names[1]
+        )
+        for one in proof.differing
+    ]
+    unproven = [Unproven(reason=reason, tokens=tokens) for reason, tokens in proof.unproven.items()]
+    found = Verification(
+        id=response,
+        tokens=proof.tokens,
+        proven=proof.proven,
+        asked_again=proof.asked,
+        differing=differing,
+        not_provable=unproven,
+    )
+    return found.model_dump()
 
 
 # Input items of `/v1/responses`: checked, stored, and converted to chat messages. Pure.

@@ -9,7 +9,7 @@ private store is a store on the device: nothing here sends anything anywhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -341,6 +341,13 @@ class DocumentStore:
         """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""
         with self._database.reading() as database:
             return rows.next_passages(database, after, count)
+
+    def chunks(self, chunk_ids: Collection[int]) -> dict[int, Passage]:
+        """Those of these chunks that exist, without damaged ones; scores are 0."""
+        with self._database.reading() as database:
+            marks = ", ".join("?" * len(chunk_ids))
+            found = rows.read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
+        return {passage.chunk_id: passage for passage in found}
 
     def holds(self, chunk_id: int) -> bool:
         """True while a chunk with this id exists."""

@@ -10,5 +10,6 @@ handoff       whether a device that has begun by itself goes on, and what came o
 mask_threads  masks of constraints, computed beside the event loop
 timeline      what happened when, for a client that asks for it
 output_text   tokens to final text and logprobs
+prepared      a request that is ready to be written, and what is kept of its answer
 remote        passages and texts that one side asks of the other
 """

@@ -18,17 +18,11 @@ from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
-from paceline.runtime.service import (
-    Citation,
-    GenerateEvent,
-    GenerationResult,
-    Logprobs,
-    TextDelta,
-)
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.handoff import Watch
-from paceline.runtime.sessions.output_text import AnswerText, Written, logprobs_of
+from paceline.runtime.sessions.output_text import AnswerText, Written, is_refusal, logprobs_of
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
 from paceline.runtime.sessions.prompts import peer_citations, sharing_words
 from paceline.runtime.sessions.timeline import Timeline
@@ -470,6 +464,7 @@ class ClientSession(Session):
         super().finish(finish)
         prepared, written = self.prepared, self.written
         reached = len(written.tokens) >= prepared.end
+        by_string = self._stopped and self._stop_token is None
         more = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
         self.goes_on = more or self._hands_over
         if prepared.outcome is not None:
@@ -489,6 +484,8 @@ class ClientSession(Session):
         stats = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
         if self._hands_over:
             stats["searches"] = 0.0  # the documents of both parts are those of one search
+        ends = finish.reason == "stop" and not by_string and self._reason("stop") == "stop"
+        fault = prepared.fault(self._degraded, approximate or theirs)
         self._events.put_nowait(
             GenerationResult(
                 reason=self._reason(finish.reason),
@@ -505,6 +502,7 @@ class ClientSession(Session):
                 end=None if end is None else self._logprobs(end),
                 timeline=() if (told := self.egress.timeline) is None else told.moments(self._driver.timeline),
                 handoff=prepared.handoff,
+                records=(prepared.record(written, self.before, self._peer_citations, ends=ends, fault=fault),),
             )
         )
 
@@ -570,8 +568,3 @@ def peer_lost(peer: Side, how: str, *, refused: bool = False) -> RequestError:
     """Error of an answer that requires a peer which is lost, or refuses. how: the end of its sentence."""
     code = f"{peer}_{'refused' if refused else 'lost'}"
     return RequestError(f"the {peer} {how}", status=503, type="server_error", code=code)
-
-
-def is_refusal(said: str, refusals: Sequence[str]) -> bool:
-    """said: an answer's text, or more of its beginning than a refusal has."""
-    return said.strip().removesuffix(".") in refusals

@@ -153,6 +153,7 @@ class Written:
 
     text: AnswerText
     tokens: list[int] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)  # behind them, within the stop string that has ended the answer
     said: str = ""  # of the answer's text, no more than is compared with a refusal
     # Tokens of no delta yet: characters before each, and its logprobs where they are wanted.
     pending: list[tuple[int, Logprobs | None]] = field(default_factory=list)
@@ -175,7 +176,8 @@ class Written:
 
     def drop_stop_string(self) -> None:
         """Forget the tokens whose text lies within the stop string that has ended the answer."""
-        del self.tokens[len(self.tokens) - len(self.pending) :]
+        length = len(self.tokens) - len(self.pending)
+        self.tokens, self.dropped = self.tokens[:length], self.tokens[length:]
         self.pending.clear()
 
     def is_asked(self) -> bool:
@@ -190,6 +192,11 @@ class Written:
         """The peer was too slow in the stretch under way."""
         self.passed_over += 1
         self.left_out = 2**self.passed_over - 1
+
+
+def is_refusal(said: str, refusals: Sequence[str]) -> bool:
+    """said: an answer's text, or more of its beginning than a refusal has."""
+    return said.strip().removesuffix(".") in refusals
 
 
 def token_strings(tokenizer: TextModel, tokens: Sequence[int]) -> tuple[bytes, ...]:
