@@ -4,7 +4,7 @@ is not what it was is said."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,12 +19,14 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.service import AnswerRecord, GenerateRequest
 from paceline.runtime.sessions.prepared import hashed
 from paceline.strategies.base import SIDES, Side
 from tests.depth import DEPTH
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate, side_by_side
+from tests.runtime.test_policy import policy
 from tests.wire.identities import CLOUD
 
 pytestmark = pytest.mark.anyio
@@ -163,6 +165,10 @@ async def test_what_is_not_what_it_was_is_said_and_nothing_of_it_counts_as_prove
         await unproven("conversation", other_words, own, device)
         await unproven("model", alone, msgspec.structs.replace(own, model="f" * 64), device)
         await unproven("side", alone, own, cloud)
+        with closing(PolicyGuard("device", policy(("never leaves", "*.txt")))) as guard:
+            device._resources.guard, before = guard, device._resources.guard
+            await unproven("rules", joint, both, device)
+            device._resources.guard = before
         await unproven("fault", alone, msgspec.structs.replace(own, fault="It is approximate."), device)
         (private,) = await answered(device, changed(ASKED, strategy="lookup_tree", privacy="answer-private"))
         store = cloud._resources.store
@@ -182,6 +188,7 @@ async def test_what_is_not_what_it_was_is_said_and_nothing_of_it_counts_as_prove
         "conversation": "The conversation, or a document that it has read, is not what it was.",
         "model": "It was written by another model than the one that is served here now.",
         "side": "It was written by another model than the one that is served here now.",
+        "rules": "The owner's rules hold for what it has read: a proof does not read it again.",
         "fault": "It is approximate.",
         "the cloud's": "The other side has read other passages than then.",
         "the cloud's passages": "Passages of the cloud that it has read cannot be had now, or are others.",
