@@ -256,12 +256,8 @@ class ClientSession(Session):
             self.written.pass_over()
 
     def close_peer(self, fault: str) -> None:
-        log.warning(
-            "the %s is given up: %s",
-            other(self.prepared.side),
-            fault or "it takes too long",
-            extra={"id": self.trace},
-        )
+        why = fault or "it takes too long"
+        log.warning("the %s is given up: %s", other(self.prepared.side), why, extra={"id": self.trace})
         self.written.faulty = self.written.faulty or bool(fault)
         if not fault:
             self._mark_slow()
@@ -463,9 +459,8 @@ class ClientSession(Session):
     def finish(self, finish: Finish) -> None:
         super().finish(finish)
         prepared, written = self.prepared, self.written
-        reached = len(written.tokens) >= prepared.end
         by_string = self._stopped and self._stop_token is None
-        more = not self._stopped and finish.reason == "length" and reached and prepared.end < prepared.limit
+        more = not self._stopped and finish.reason == "length" and len(written.tokens) >= prepared.end < prepared.limit
         self.goes_on = more or self._hands_over
         if prepared.outcome is not None:
             prepared.outcome(int(finish.stats.get("accepted", 0)), int(finish.stats.get("examined", 0)))
