@@ -97,12 +97,14 @@ class OutsideWriter:
         self._resources, self._peers, self._places = resources, peers, places
         self._otherwise = otherwise
 
-    async def prepare(self, request: GenerateRequest, *, in_workflow: bool = False) -> Generation:
-        """An answer; nothing is sent there before it runs. in_workflow: its place is taken in any case. Raises
-        RequestError."""
-        request, held = await self._held(request)
+    async def prepare(self, request: GenerateRequest, *, held: Decision | None = None) -> Generation:
+        """An answer; nothing is sent there before it runs. held: of a workflow that has begun, whose answer has a place
+        in any case. Raises RequestError."""
+        begun = held is not None
+        if held is None:
+            request, held = await self._held(request)
         guard, owner = self._resources.guard, request.account.owner
-        self._places.take(owner, anyhow=in_workflow)
+        self._places.take(owner, anyhow=begun)
         try:
             wanted, now = request.output.timeline, asyncio.get_running_loop().time
             egress = Egress(Timeline(self._resources.side, now) if wanted else None)
@@ -128,7 +130,7 @@ class OutsideWriter:
 
     async def begin(self, request: GenerateRequest) -> tuple[GenerateRequest, Admit]:
         """Take the place of a workflow, see `Preparation.begin`."""
-        request, _ = await self._held(request)
+        request, held = await self._held(request)
         if request.joining.privacy != "open":
             raise RequestError(
                 f"At the privacy level '{request.joining.privacy}' nothing that a workflow finds may go outside: ask "
@@ -136,7 +138,7 @@ class OutsideWriter:
                 param="paceline.workflow",
             )
         self._places.take(request.account.owner)
-        return request, partial(self.prepare, in_workflow=True)
+        return request, partial(self.prepare, held=held)
 
     async def redactor(self, request: GenerateRequest) -> Redactor:
         return await self._resources.work.search(partial(learnt, request, self.endpoint.find), request.account.owner)
