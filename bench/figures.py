@@ -6,10 +6,11 @@ what each bench did and what each claim means; no claimed value stands there.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .plots import Json, claims, reached
@@ -28,6 +29,7 @@ def page() -> str:
     parts = ["# Figures", words["page"]["top"].strip()]
     for section in words["section"]:
         parts += [f"## {section['title']}", section["text"].strip(), "\n".join(_claims(section)), *_image(section)]
+        parts += [f"![{section['title']}: {name}](figures/{file})" for name, file, _ in _drawn(section)]
         for table in section.get("table", []):
             rows = [dict(row) for row in _result(table["result"])["rows"]]
             chosen = [row for row in rows if row.pop("part", None) == table.get("part")]
@@ -98,6 +100,14 @@ def _image(section: Json) -> Iterator[str]:
         yield f"![{section['title']}: each claim as a multiple of its aim](figures/{_file(section)})"
 
 
+def _drawn(section: Json) -> Iterator[tuple[str, str, str]]:
+    """Pictures that a section asks for besides: what each is of, its file, and what stands there."""
+    for name in section.get("drawn", []):
+        (result,) = section["results"]
+        draw: Callable[[Sequence[Json]], str] = getattr(importlib.import_module(f"bench.{result}"), f"draw_{name}")
+        yield name, f"{result}_{name}.svg", draw(_result(result)["rows"]) + "\n"
+
+
 def plot(section: Json) -> str:
     """Each claim with an aim as a multiple of that aim, as `plots.claims` draws them."""
     return claims(
@@ -116,6 +126,7 @@ def files() -> dict[Path, str]:
     for section in tomllib.loads((HERE / "figures.toml").read_text("utf-8"))["section"]:
         if list(_image(section)):
             found[PLOTS / _file(section)] = plot(section) + "\n"
+        found |= {PLOTS / file: text for _, file, text in _drawn(section)}
     return found
 
 

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from lab.training.difficulty import (
     SPENDS,
@@ -142,7 +142,7 @@ def _spread(items: Sequence[T], count: int) -> Sequence[T]:
 # ---- what is reported ------------------------------------------------------------------------------------------------
 FOLDS: Final = 5
 LEVELS: Final[tuple[HandoffLevel, ...]] = ("quality", "balanced", "cheap")
-STEPS: Final = 10  # thresholds of the curve
+STEPS: Final = 6  # thresholds of the curve
 BINS: Final = 5  # of the calibration
 RESAMPLES: Final = 1000
 KEPT, MOST_TOKENS = 0.95, 0.4  # aims of `balanced`
@@ -327,15 +327,20 @@ def _miscalibration(chances: Sequence[float], good: Sequence[bool], among: Seque
 
 
 def plot(report: Report) -> str:
-    """The calibration."""
-    rows = [{**row, "perfect": row["expected"]} for row in report.rows if row.get("part") == "calibration"]
-    return lines(rows, x="expected", ys=("as_good", "perfect"), unit="share as good as the cloud's", title=NAME)
+    return draw_calibration(report.rows)
 
 
-def plot_curve(report: Report) -> str:
+def draw_calibration(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The share of answers that were as good as the cloud's over the chance that was expected."""
+    bins = [{**row, "perfect": row["expected"]} for row in rows if row.get("part") == "calibration"]
+    return lines(bins, x="expected", ys=("as_good", "perfect"), unit="share as good as the cloud's", title=NAME)
+
+
+def draw_curve(rows: Sequence[Mapping[str, Any]]) -> str:
     """Right answers over cloud tokens, by threshold and by lot."""
-    rows = sorted((row for row in report.rows if row.get("part") == "curve"), key=lambda row: float(str(row["tokens"])))
-    return lines(rows, x="tokens", ys=("kept", "random_kept"), unit="right, of the better side's", title=NAME)
+    points = sorted((row for row in rows if row.get("part") == "curve"), key=lambda row: float(row["tokens"]))
+    by_tokens = [{**row, "cloud tokens": round(row["tokens"], 2), "by lot": row["random_kept"]} for row in points]
+    return lines(by_tokens, x="cloud tokens", ys=("kept", "by lot"), unit="right, of the better side's", title=NAME)
 
 
 def _name(label: str) -> str:

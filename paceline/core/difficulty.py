@@ -134,7 +134,7 @@ FIRST_ANSWERS: Final = 10  # that the published mean counts for
 LEAST_STEP: Final = 0.01  # of an answer, however many there were
 
 # Learnt by `lab.training.difficulty`; `bench handoff` has what they are worth.
-WEIGHTS: Final = Weights(-1.6128, Features(0.6631, 0.0163, 0.0, -1.5264, 0.0, 0.0), 0.869)
-RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.215, "balanced": 0.228, "cheap": 0.265}
+WEIGHTS: Final = Weights(-1.6022, Features(0.5978, -0.0132, 0.0, -1.006, 0.0, 0.9527), 0.864)
+RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.192, "balanced": 0.226, "cheap": 0.248}
 """Most risk at which this side writes: that its answer is worse than the larger model's."""
 UNTAUGHT: Final = Correction(WEIGHTS.agreement)

@@ -37,7 +37,7 @@ def test_always_and_never_are_the_ends_and_the_levels_lie_between(monkeypatch: p
     claims = {claim.name: claim for claim in report.claims}
     assert claims["handoff.kept"].value == pytest.approx(float(str(ways["balanced"]["kept"])))
     assert claims["handoff.beyond_random"].value > 0.0, "made-up answers are wrong the more often, the less sure"
-    assert handoff.plot(report).startswith("<svg") and handoff.plot_curve(report).startswith("<svg")
+    assert handoff.plot(report).startswith("<svg") and handoff.draw_curve(report.rows).startswith("<svg")
 
 
 def test_a_record_is_judged_by_what_was_learnt_of_others() -> None:
