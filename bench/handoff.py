@@ -275,7 +275,8 @@ def _row(
     device: Sequence[Outcome],
 ) -> dict[str, object]:
     kept, tokens = _share(of, better, "right"), _share(of, cloud, "written")
-    told = {"kept": kept.value, "kept_90": kept.interval, "tokens": tokens.value, "tokens_90": tokens.interval}
+    told: dict[str, object] = {"kept": round(kept.value, 3), "kept_90": kept.interval}
+    told |= {"tokens": round(tokens.value, 3), "tokens_90": tokens.interval}
     by_lot = sum(each.right for each in of) - _beyond(of, cloud, device).value * len(of)
     random = by_lot / sum(each.right for each in better)
     return {"part": part, "way": name, **_sums(of), **told, "random_kept": round(random, 3)}

@@ -24,7 +24,7 @@ def test_always_and_never_are_the_ends_and_the_levels_lie_between(monkeypatch: p
     ways = {row["way"]: row for row in report.rows if row.get("part") == "way"}
     always, never = ways["always (cloud)"], ways["never (device)"]
     assert (always["tokens"], always["handed_over"], never["tokens"], never["handed_over"]) == (1.0, 80, 0.0, 0)
-    assert always["random_kept"] == round(float(str(always["kept"])), 3)
+    assert always["random_kept"] == always["kept"]
     assert never["right"] == sum(each.device.right for each in found)
     assert ways["quality"]["right"] >= ways["cheap"]["right"] > never["right"]  # type: ignore[operator]  # numbers
     assert ways["quality"]["tokens"] >= ways["balanced"]["tokens"] >= ways["cheap"]["tokens"]  # type: ignore[operator]
@@ -35,7 +35,7 @@ def test_always_and_never_are_the_ends_and_the_levels_lie_between(monkeypatch: p
     came = sum(float(str(row["as_good"])) * int(str(row["n"])) for row in calibrated)
     assert came == pytest.approx(sum(map(as_good, found)), abs=0.1)
     claims = {claim.name: claim for claim in report.claims}
-    assert claims["handoff.kept"].value == pytest.approx(float(str(ways["balanced"]["kept"])))
+    assert claims["handoff.kept"].value == pytest.approx(float(str(ways["balanced"]["kept"])), abs=1e-3)
     assert claims["handoff.beyond_random"].value > 0.0, "made-up answers are wrong the more often, the less sure"
     assert handoff.plot(report).startswith("<svg") and handoff.draw_curve(report.rows).startswith("<svg")
 
