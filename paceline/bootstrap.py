@@ -25,6 +25,7 @@ from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.models import read_aliases
+from paceline.api.responses.begun import Continuing
 from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.core.policy import Policy
@@ -93,7 +94,7 @@ class OpenedNode:
     def app(self, settings: NodeSettings, keyring: Keyring, *, cloud: str = "") -> FastAPI:
         """The HTTP API over it. cloud: address of the other side, see `Addresses`."""
         tuning = settings.tuning
-        return create_app(
+        app = create_app(
             self.service,
             Settings(
                 settings.answers.documents,
@@ -107,6 +108,8 @@ class OpenedNode:
             seal=self.seal,
             tracer=self.tracer,
         )
+        app.state.continuing = Continuing(app)
+        return app
 
     def introduction(self) -> Introduction:
         """This side as it describes itself on a link, with the number of documents at this moment."""
@@ -170,7 +173,7 @@ async def run_node(
         guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(settings.state_dir, names))
         handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
         terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff, open_outside(settings))
-        tools = Tools(reranker, open_web(settings))
+        tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
         def further(loaded: LoadedModel, its_name: str) -> Node:
@@ -183,7 +186,7 @@ async def run_node(
                 Kept(judge=judge),
                 replace(terms, open_to_peer=False, asks=None, cloud_texts=False),
             )
-            tools = Tools(reranker=reranker, web=open_web(settings))
+            tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)
             beside = node.beside(joins=joins, alone=str if joins else apart)
             return Node(settings.side, loaded, store, parts, tools, beside=beside)
 

@@ -270,6 +270,9 @@ class Tuning(StageTuning):
         description="what workflows rerank with: late-interaction, or a cross-encoder, as a directory or the name of "
         "one that was downloaded; default: late interaction where the embedder is minilm, else none",
     )
+    long_passages: int = Field(
+        48, ge=1, le=1000, description="passages that the workflow long reads for a question, of this side's documents"
+    )
     web_results: int = Field(3, ge=1, le=10, description="results of a web search whose pages are read")
     web_pages: int = Field(8, ge=1, le=64, description="pages of the web that one answer may read")
     units: Annotated[dict[str, UnitSettings], AfterValidator(_working_together)] = Field(

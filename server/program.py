@@ -20,7 +20,6 @@ from fastapi import FastAPI
 
 from paceline.api.http.auth import Keyring, check_exposure, parse_keys
 from paceline.api.http.server import listen, url_of
-from paceline.api.responses.begun import Continuing
 from paceline.bootstrap import Background, OpenedNode, api_keys_of, run_node
 from paceline.commands.options import opened_database
 from paceline.engine.base import Engine, LoadedModel, ServedModel
@@ -167,7 +166,6 @@ async def run(settings: ServerSettings) -> None:
                 )
                 app = add_devices(opened.app(settings, keyring), registry, live)
                 if fleet is not None:
-                    app.state.continuing = Continuing(app)
                     add_hops(app, fleet, key, live.has)
                     live.is_leaving = lambda: app.state.admission.draining
                 return app, live.watch

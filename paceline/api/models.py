@@ -140,12 +140,9 @@ def chat_model(service: Service, name: str) -> ModelInfo:
 def switched(asked: Fields, name: str, service: Service) -> Fields:
     """The request with the switch that the name of its model ends with, if any. Raises RequestError (400) where it
     says otherwise itself."""
-    name = service.aliases.get(name, name)
-    found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
-    switch = next((switch for switch in found if switch is not None), None)
-    if switch is None:
+    if (switch := switch_of(name, service)) is None:
         return asked
-    field, value = SWITCHES[switch]
+    field, value = switch
     own = asked.paceline
     said = getattr(own, field) if field in own.model_fields_set else None
     if said not in (None, value):
@@ -154,6 +151,13 @@ def switched(asked: Fields, name: str, service: Service) -> Fields:
             param=f"paceline.{field}",
         )
     return asked.model_copy(update={"paceline": own.model_copy(update={field: value})})
+
+
+def switch_of(name: str, service: Service) -> tuple[str, object] | None:
+    """The field of `paceline` that the name of a model sets, and its value."""
+    name = service.aliases.get(name, name)
+    found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
+    return next((SWITCHES[switch] for switch in found if switch is not None), None)
 
 
 def _with_switches(model: ModelInfo) -> dict[str, str]:

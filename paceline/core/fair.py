@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -153,3 +153,14 @@ class FairQueue:
             self._turns.served(called)
             self.shares.force(called)
             call()
+
+
+def fair_share(held: Iterable[int], room: int) -> int:
+    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`. Unlike a place of
+    `Shares`, what an owner has stored can be taken back."""
+    sizes = sorted(held)
+    for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+        if size * others > room:
+            return max(room, 0) // others
+        room -= size
+    return sizes[-1] if sizes else 0

@@ -122,6 +122,14 @@ _SHARED_SCHEMA = (
         attached INTEGER PRIMARY KEY REFERENCES attached (seq) ON DELETE CASCADE,
         server TEXT NOT NULL)""",
 )
+# What models have said of passages, which a question that is asked again need not have read again. Made in stores of
+# earlier releases too.
+_READINGS = """CREATE TABLE IF NOT EXISTS readings (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    chunk INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+    asked TEXT NOT NULL UNIQUE,  -- a hash of who asked which model what; in a sealed store a keyed one
+    owner TEXT NOT NULL,
+    text TEXT NOT NULL)"""
 _ONE_MORE = "CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)"
 _logger = logging.getLogger("paceline.rag")
 
@@ -181,6 +189,8 @@ class Database:
                 if self._encrypt:
                     meta["seal"] = StoreKey(self._directory).new_seal().name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
+            for statement in (_READINGS, "CREATE INDEX IF NOT EXISTS readings_chunk ON readings (chunk)"):
+                self._connection.execute(statement)
             self.seal = self._open_seal()
         self.checkpoint()
 

@@ -27,6 +27,7 @@ FROM = "chunks JOIN documents ON documents.id = document"
 _DOCUMENT = "id, name, sha256, zone, added_at, num_chunks, source, key, sealed"
 _RECORD = "record"  # what `sealed` is, to its seal
 AROUND = 2  # chunks before and after a passage that are shown with it
+MAX_READINGS = 20_000  # kept; the oldest go first
 _DAMAGED = "(damaged)"  # in place of a name that cannot be read
 _logger = logging.getLogger("paceline.rag")
 
@@ -206,14 +207,23 @@ def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage 
     if row is None:
         return None
     document, position = row
-    around = read_passages(
-        database, "WHERE documents.id = ? AND position BETWEEN ? AND ?", document, position - AROUND, position + AROUND
-    )  # in order of their positions too, since a document's chunks are inserted in order
+    around = _around(database, document, position, AROUND)
     passage = next((each for each in around if each.chunk_id == chunk_id), None)
     if passage is None:
         return None
     before = tuple(each.text.strip() for each in around if each.chunk_id < chunk_id)
     return ShownPassage(passage, before, tuple(each.text.strip() for each in around if each.chunk_id > chunk_id))
+
+
+def _around(database: Database, document: str, position: int, count: int) -> list[Passage]:
+    """A chunk with so many before and after it, in order: a document's chunks are inserted in order."""
+    where = "WHERE documents.id = ? AND position BETWEEN ? AND ?"
+    return read_passages(database, where, document, position - count, position + count)
+
+
+def passages_around(database: Database, chunk_id: int, count: int) -> list[Passage]:
+    row = database.execute("SELECT document, position FROM chunks WHERE id = ?", chunk_id).fetchone()
+    return [] if row is None else _around(database, row[0], row[1], count)
 
 
 def read_vectors(
@@ -301,6 +311,38 @@ def _document(database: Database, row: tuple[str, str, str, Zone, float, int, by
             _report(number, error)
             name, sha256, source = _DAMAGED, "", b""
     return Document(number, name, sha256, zone, added_at, num_chunks, source.decode("utf-8", "replace"))
+
+
+# ---- what models have said of passages -------------------------------------------------------------------------------
+def _reading_box(database: Database, chunk_id: int) -> Box | None:
+    """Of the passage's document; None where it is gone."""
+    row = database.execute(f"SELECT documents.id, key FROM {FROM} WHERE chunks.id = ?", chunk_id).fetchone()
+    return None if row is None else database.seal.box(row[1], row[0])
+
+
+def find_reading(database: Database, chunk_id: int, asked: str) -> str | None:
+    """asked: a hash of all that the text depends on, its owner included. None where nothing is kept."""
+    row = database.execute(
+        "SELECT text FROM readings WHERE asked = ? AND chunk = ?", database.seal.lookup(asked), chunk_id
+    ).fetchone()
+    if row is None or (box := _reading_box(database, chunk_id)) is None:
+        return None
+    try:
+        return box.open_text(row[0], f"reading {asked}")
+    except DamagedError as error:
+        _report(str(chunk_id), error)
+        return None
+
+
+def keep_reading(database: Database, chunk_id: int, asked: str, owner: str, text: str) -> None:
+    """In the caller's transaction; it goes with the passage's document. Nothing where that is gone."""
+    if (box := _reading_box(database, chunk_id)) is None:
+        return
+    database.execute(
+        "INSERT INTO readings (chunk, asked, owner, text) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+        chunk_id, database.seal.lookup(asked), owner, box.seal_text(text, f"reading {asked}"),
+    )  # fmt: skip
+    database.execute("DELETE FROM readings WHERE seq <= (SELECT max(seq) FROM readings) - ?", MAX_READINGS)
 
 
 # ---- sealed values --------------------------------------------------------------------------------------------------

@@ -56,21 +56,34 @@ def parts_asked(
 ) -> Sequence[GenerateRequest]:
     """The request, or one for each part of its question, where documents are read and the text is free of form; each
     says whether its passages are judged. max_tokens: of an answer whose request sets none."""
-    prompt, output, sources, options = request.prompt, request.output, request.sources, request.strategy.options
+    sources, options = request.sources, request.strategy.options
     searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
-    free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
-    last = prompt.messages[-1] if prompt.messages else {}
-    if not (searched and free and request.strategy.name == AUTO and last.get("role") == "user"):
-        return [request]
-    # A model that thinks does so before each part; one of one document may take the question apart itself.
-    thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
-    if tokenizer.one_document or thinks:
+    # One of one document may take the question apart itself.
+    if not (searched and _is_free(request, tokenizer)) or tokenizer.one_document:
         return [request]
     judged = options.get("unanswered") != "write" and not any(map(options.get, _APART))
     request = replace(request, strategy=replace(request.strategy, options={**options, "judged": judged}))
-    if request.joining.on_loss == "pause" or any(BETWEEN in stop for stop in output.stop):
-        return [request]  # no part can begin, and so wait, without the peer
-    limit = output.max_tokens or max_tokens or output.default_tokens  # of all of them
+    return separated(request, tokenizer, max_tokens) or [request]
+
+
+def _is_free(request: GenerateRequest, tokenizer: TextModel) -> bool:
+    """Its text is free of form and written as this side chooses, and no model thinks before each part."""
+    prompt, output = request.prompt, request.output
+    free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
+    thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
+    asks = bool(prompt.messages) and prompt.messages[-1].get("role") == "user"
+    return free and asks and not thinks and request.strategy.name == AUTO
+
+
+def separated(
+    request: GenerateRequest, tokenizer: TextModel, max_tokens: int | None = None
+) -> Sequence[GenerateRequest]:
+    """A request for each part of its question; none where the answer is in one part. max_tokens: see `parts_asked`."""
+    prompt, output = request.prompt, request.output
+    waits = request.joining.on_loss == "pause"  # no part can begin, and so wait, without the peer
+    if waits or any(BETWEEN in stop for stop in output.stop) or not _is_free(request, tokenizer):
+        return []
+    last, limit = prompt.messages[-1], output.max_tokens or max_tokens or output.default_tokens  # of all of them
     return [
         replace(
             request,
@@ -79,7 +92,7 @@ def parts_asked(
             sampling=request.sampling.nth(index),
         )
         for index, part in enumerate(separate_questions(last["content"]))
-    ] or [request]
+    ]
 
 
 def unanswered_form(question: str) -> Constraint:

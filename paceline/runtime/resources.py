@@ -294,6 +294,8 @@ class Resources:
     def forget_answers(self, owner: str) -> None:
         """Erase what this owner's answers have taught. Writes to the disk: on any thread."""
         self._tables.erase(owner)
+        if self.store is not None:
+            self.store.forget_readings(owner)
 
     def forget_removed(self, removals: int) -> None:
         """Erase from memory what was learnt of documents before so many removals."""

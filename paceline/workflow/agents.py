@@ -255,6 +255,8 @@ _REWRITE: Final = (
     f"Split the question into 1 to {MAX_SUB_QUESTIONS} short questions that can each be searched for alone, with names "
     "in place of words such as it or they. Write one question a line and nothing else."
 )
+_TITLES: Final = "The documents that are searched, each with its size:"
+MAX_TITLES: Final = 12
 PLAN_QUERIES: Final = 3
 MAX_QUERY: Final = 200  # characters
 _PLAN: Final = (
@@ -270,11 +272,16 @@ _LOOK: Final = (
 )
 
 
-def rewrite(question: str) -> QueryAgent:
+def rewrite(question: str, titles: Sequence[str] = ()) -> QueryAgent:
     """A question as sub-questions that are searched for apart. It reads the user's own words alone, since what it
-    writes is searched for on the other side too. Where it writes nonsense, the question stands for it."""
-    rules = QueryRules(MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, Vocabulary([question]), question, may_decline=False)
-    return AgentTask(96, _prompt(_REWRITE, question), lambda: QueryParser(rules))
+    writes is searched for on the other side too. Where it writes nonsense, the question stands for it. titles: of the
+    documents, where nothing of the workflow can leave."""
+    rules = QueryRules(
+        MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, Vocabulary([question, *titles]), question, may_decline=False
+    )
+    shown = [beginning(one_line(title), MAX_TITLE) for title in titles[:MAX_TITLES]]
+    quotes = f"{_TITLES}\n{quoted(chr(10).join(shown), MAX_TITLES * MAX_TITLE)}" if shown else ""
+    return AgentTask(96, _prompt(_REWRITE, question, quotes), lambda: QueryParser(rules))
 
 
 def plan(question: str) -> QueryAgent:

@@ -1,4 +1,4 @@
-"""The three workflows as stages: `fast`, `advanced` and `research` (HeRo, 6.1).
+"""The workflows as stages: `fast`, `advanced` and `research` (HeRo, 6.1), and `long`, which reads many passages.
 
 Documents are private; the question, its sub-questions and the web are not. The second look reads what came from the web
 only, so that nothing of the documents is in a request to the web. What is named public needs nothing private, so it
@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from paceline.workflow.graph import Need, Operation, Request, Stage
 
-WorkflowName = Literal["fast", "advanced", "research"]
+WorkflowName = Literal["fast", "advanced", "research", "long"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,17 @@ class Flow:
     rewrites: bool
     # A plan asks for pages of the web, and a second look at what they hold may ask for more.
     researches: bool
+    # Each passage that a search finds is read by a job of its own, of which there are as many at once as lanes.
+    reads: bool = False
 
 
 FLOWS: Final[Mapping[WorkflowName, Flow]] = {
     "fast": Flow("fast", 4, rewrites=False, researches=False),
     "advanced": Flow("advanced", 2, rewrites=True, researches=False),
     "research": Flow("research", 2, rewrites=True, researches=True),
+    "long": Flow("long", 2, rewrites=True, researches=False, reads=True),
 }
+SUMMARY: Final = Flow("long", 2, rewrites=False, researches=False, reads=True)  # of all there is: nothing to rewrite
 WORKFLOWS: Final = tuple(FLOWS)
 
 CHUNK_BYTES: Final = 600.0
@@ -48,6 +52,7 @@ FETCH: Final = Operation("web", "fetch")
 READ_PROMPT: Final = Operation("agent", "prefill", ordered=True)
 WRITE: Final = Operation("agent", "decode", ordered=True, open_ended=True, group=16)
 DECIDE: Final = Operation("agent", "decode", ordered=True, open_ended=True, group=4)  # others wait for each line
+JOB: Final = Operation("agent", "job", group=1, item_bytes=CHUNK_BYTES)  # a text about one passage, read and written
 READ: Final = Operation("chat", "prefill", ordered=True)
 ANSWER: Final = Operation("chat", "decode", ordered=True, open_ended=True, group=16)
 
@@ -58,6 +63,7 @@ LOOKED: Final = 8  # tokens of a second look, as expected
 ANSWERED: Final = 24  # tokens of an answer, as expected
 RERANKED: Final = 16  # most passages of a search that are reranked, as expected
 KEPT: Final = 3  # of them, those that are read, as expected
+JOBS: Final = 32  # passages that are read by jobs, as expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +110,14 @@ class SearchStages:
     any: RankStages | None = None  # of passages that may be private
     public: RankStages | None = None  # of those that are not
     read: Stage | None = None
+    jobs: Stage | None = None
 
     @property
     def stages(self) -> list[Stage]:
         ranks = [each for each in (self.any, self.public) if each is not None]
         found = [self.fetch, self.embed, self.near, self.far, *(each.rerank for each in ranks)]
         found += [stage for each in ranks if each.refine is not None for stage in each.refine.stages]
-        return [stage for stage in (*found, self.read) if stage is not None]
+        return [stage for stage in (*found, self.read, self.jobs) if stage is not None]
 
 
 @dataclass(slots=True)
@@ -162,7 +169,12 @@ class WorkflowStages:
         embed = self._stage("embed question", EMBED, 1, after=decider)
         near = self._stage("search", SEARCH, 1, [embed, *([self.documents] if self.documents is not None else [])])
         near.private = sizes.private
-        far = self._stage("search far", SEARCH_FAR, 1, after=decider) if sizes.far else None
+        asks_far = sizes.far and self.flow is not SUMMARY
+        far = self._stage("search far", SEARCH_FAR, 1, after=decider) if asks_far else None
+        if self.flow.reads:
+            feeds = (self.answer.read,) if refines else ()  # else the answer needs it from the beginning
+            jobs = self._stage("jobs", JOB, JOBS, [near] if far is None else [near, far], feeds=feeds)
+            return SearchStages(embed, near, far, jobs=jobs)
         if far is None or not (sizes.apart and refines):
             rerank = self._rerank([near] if far is None else [near, far], sizes.chunks)
             ranked = RankStages(rerank, self._refine([rerank], sizes.chunks) if refines else None)
@@ -171,6 +183,10 @@ class WorkflowStages:
         ranked = RankStages(first, self._refine([first, second], sizes.chunks))  # the best of both
         public = RankStages(second, self._refine([second], sizes.chunks, " public"))
         return SearchStages(embed, near, far, any=ranked, public=public, read=self._read(ranked.refine, public.refine))
+
+    def jobs_again(self, jobs: Stage, count: int) -> Stage:
+        """What jobs have said asks for so many more."""
+        return self._stage("jobs again", JOB, count, after=jobs, feeds=(self.answer.read,))
 
     def search_web(self, agent: TextStages) -> Stage:
         """The plan, or the second look, has written a query: the web is searched for it. What reads the pages waits for

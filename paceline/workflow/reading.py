@@ -225,6 +225,11 @@ def folded_words(text: str) -> list[str]:
     return _FOLDED_WORD.findall(comparable(text))
 
 
+def words_apart(text: str) -> list[str]:
+    """The same, each character of a script without blanks a word."""
+    return folded_words(_UNSPACED.sub(r" \g<0> ", text))
+
+
 def folded(text: str) -> str:
     """What two texts that differ in case, blanks and punctuation only have in common. "" for punctuation alone."""
     return " ".join(folded_words(text))

@@ -232,6 +232,6 @@ def test_a_store_lists_passages_in_pages_and_its_generation_changes_with_them(tm
         assert store.generation() != before
         found = [*(page := store.passages(0, 3)), *store.passages(page[-1].chunk_id, 3)]
         assert [passage.text.strip() for passage in found] == [f"Text {i}." for i in range(5)]
-        assert store.holds(found[0].chunk_id)
+        assert store.chunks([found[0].chunk_id])
         store.remove("0.md")
-        assert not store.holds(found[0].chunk_id)
+        assert not store.chunks([found[0].chunk_id])

@@ -54,9 +54,9 @@ class Marked:
     def files(self, *folders: str) -> list[Path]:
         return [path for name in folders for path in (self._directory / name).rglob("*") if path.is_file()]
 
-    def chat(self, side: Side, level: str, strategy: str, number: int) -> httpx.Response:
+    def chat(self, side: Side, level: str, strategy: str, number: int, model: str = "fake") -> httpx.Response:
         body = {
-            "model": "fake",
+            "model": model,
             "messages": [{"role": "user", "content": f"Where is my boat number {number}?"}],
             "max_tokens": 12,
             "seed": number,
@@ -117,6 +117,9 @@ def test_no_mark_leaves_the_device_at_any_level(
                 assert answer.status_code == 200, answer.text
                 assert marked.found(answer.content) == set() or side == "device", "citations of one's own documents"
                 counts["chats"] += 1
+            if side == "device":
+                answer = marked.chat(side, level, WAYS[level][0], 0, "fake:long")
+                assert answer.status_code == 200 and "workflow long" in answer.text, answer.text
             sent = [decode(frame) for frame in marked.tap.up[before:]]
             session = [message for message in sent if isinstance(message, SessionFrame)]
             if level == "local-only":

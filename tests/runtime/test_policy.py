@@ -20,6 +20,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
 from paceline.errors import ConfigError, PacelineError, RequestError
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import MANAGED
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import RuledDocuments
 from paceline.runtime.node import Node
@@ -248,11 +249,15 @@ async def test_a_later_search_reads_nothing_that_comes_too_late_and_a_workflow_k
         assert late is not None and soon is not None
         assert not late.search(QUESTION, 4) and late.count() == 0
         assert [each.document for each in soon.search(QUESTION, 4)] == ["velda.md"]
+        (held,) = soon.whole()
+        assert not late.whole() and not late.outline(MANAGED, 9) and not late.around(held.chunk_id, 1)
+        assert soon.outline(MANAGED, 9) == [("velda.md", 1)] and soon.around(held.chunk_id, 1) == [held]
         pair.stores["device"].add_text("late.md", "My landlord is called Otto.", zone="device")
         assert [each.document for each in late.search(QUESTION, 4)] == ["late.md"], "rules are those of now"
-        _, done = await pair.ask(changed(ASKED, workflow="advanced", documents=4))
-        assert not pair.sent() and {one.side for one in done.found} == {"device"}
-        assert done.policy is not None and done.policy.rule == "never leaves: velda.md"
+        for workflow in ("advanced", "long"):
+            _, done = await pair.ask(changed(ASKED, workflow=workflow, documents=4))
+            assert not pair.sent() and {one.side for one in done.found} == {"device"}
+            assert done.policy is not None and done.policy.rule == "never leaves: velda.md"
         stretched = changed(far, strategy="aggregate", options={"search_every": 8}, max_tokens=24, min_score=0.9)
         _, done = await pair.ask(stretched)
         assert done.policy is None and pair.sent()

@@ -12,7 +12,7 @@ import pytest
 
 from lab.scheduling import Ablation
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
-from paceline.workflow.flows import FLOWS, WorkflowName, WorkflowSizes, WorkflowStages
+from paceline.workflow.flows import FLOWS, JOBS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import (
     Cancel,
     Ended,
@@ -242,8 +242,8 @@ class Agents:
         return Outcome(added=added, finished=stage.operation.open_ended and done >= 17)
 
 
-@pytest.mark.parametrize(("name", "decisions"), [("fast", 0), ("advanced", 2), ("research", 5)])
-def test_the_three_workflows_run_private_documents_never_leave_the_device(name: WorkflowName, decisions: int) -> None:
+@pytest.mark.parametrize(("name", "decisions"), [("fast", 0), ("advanced", 2), ("research", 5), ("long", 2)])
+def test_the_workflows_run_private_documents_never_leave_the_device(name: WorkflowName, decisions: int) -> None:
     models = ["embed", "rerank", "agent", "chat", "host"]
     pool = [
         unit("gpu", models),
@@ -251,7 +251,7 @@ def test_the_three_workflows_run_private_documents_never_leave_the_device(name: 
         unit("far", models, zone="cloud", memory="far", latency_s=0.01),
         unit("web", ["web"], zone="cloud", memory="web"),
     ]
-    phases = ["host/search", "web/fetch", "embed/encode", "rerank/score"]
+    phases = ["host/search", "web/fetch", "embed/encode", "rerank/score", "agent/job"]
     phases += [f"{model}/{phase}" for model in ("agent", "chat") for phase in ("prefill", "decode")]
     slow, quick = ({n: 0.01 * n**0.8 for n in (1, 4, 16, 64)}, {n: 0.0002 * n for n in (1, 4, 16, 64)})
     known = {(p, u.kind): OperationProfile(quick if u.name == "far" else slow) for p in phases for u in pool}
@@ -273,6 +273,8 @@ def test_the_three_workflows_run_private_documents_never_leave_the_device(name: 
     if name != "fast":
         assert "far" in units["embed question"] | units["rewrite"], "questions are not private"
     assert all(len(places) == 1 for places in texts.values()), "a text's state lies in one memory"
+    if name == "long":
+        assert sum(ran.launch.count for ran in simulation.ran if ran.stage.name == "jobs") == 3 * JOBS, "each is done"
     if name == "research":
         assert units["fetch"] == {"web"}, "requests to the web, of the second look too, hold nothing private"
 

@@ -6,7 +6,7 @@ import pytest
 
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.flows import FLOWS, WORKFLOWS, WorkflowName, WorkflowSizes, WorkflowStages
+from paceline.workflow.flows import FLOWS, JOB, WORKFLOWS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import StageGraph
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
@@ -30,8 +30,9 @@ def searched(workflow: WorkflowName, sizes: WorkflowSizes = SIZES) -> StageGraph
     stages, graph = WorkflowStages(FLOWS[workflow], sizes), StageGraph()
     graph.add(stages.begin())
     if stages.rewrite is not None:
-        graph.add(stages.search(rewritten=False).stages)
+        graph.add((first := stages.search(rewritten=False)).stages)
         graph.add(stages.search().stages)
+        graph.add([stages.jobs_again(first.jobs, 3)] if first.jobs is not None else [])
     if stages.plan is not None:
         search = stages.search_web(stages.plan)
         graph.add([search])
@@ -47,10 +48,13 @@ def test_a_public_stage_needs_nothing_private_and_what_reads_private_passages_is
     graph = searched(workflow, WorkflowSizes(question=20, chunks=8, far=True, apart=apart))
     stages = list(graph.unfinished())
     for stage in stages:
+        if stage.operation is JOB:
+            assert graph.stays_here(stage), stage
         if stage.name.partition(" ")[0] in ("rerank", "refine"):
             assert graph.stays_here(stage) == (not stage.name.endswith(" public")), stage
     public = sum(stage.name == "refine public" for stage in stages)
-    assert public == 2 * {"fast": 0, "advanced": 2 * apart, "research": 2 * apart + 1}[workflow]  # read and written
+    refined = {"fast": 0, "advanced": 2 * apart, "research": 2 * apart + 1, "long": 0}[workflow]
+    assert public == 2 * refined  # read and written
 
 
 def test_both_texts_of_a_search_are_written_at_once_each_where_it_may() -> None:

@@ -331,42 +331,51 @@ async def proof_of(
 
 
 class Continuing:
-    """Goes on with responses of servers that are gone, from now on."""
+    """Goes on with responses of servers that are gone, from now on; where a program has its log alone, with those that
+    were cut when it last ended."""
 
     def __init__(self, app: FastAPI) -> None:
-        """Called on the event loop. `app`: of a server that shares a database."""
+        """Called on the event loop."""
         self._responses: Responses = app.state.responses
         self._app = app
         self._tasks: set[asyncio.Task[None]] = set()
         self._responses.log.take_over(self.resume)
-        app.state.admission.on_drain = self._responses.leave
+        if self._responses.log.fleet is not None:
+            app.state.admission.on_drain = self._responses.leave
 
     def resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
-        task = asyncio.create_task(self._resume(record, live, rows))
+        task = asyncio.create_task(self._go_on(record, live, rows))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _resume(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
+    async def _go_on(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
+        while await self._waits(record, live, rows):
+            await asyncio.sleep(BUSY_S)
+            if self._responses.log.fleet is not None:
+                return self._responses.log.abandon(live)  # for any server with room, this one too
+
+    async def _waits(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> bool:
+        """Begin it again. True where there is no room for it now."""
         log = self._responses.log
         try:
             again = json.loads(record.request)["again"]
-            if not await self._joined(again["device"]):
-                return await log.hand_over(live, again["device"])
-            await self._start(record, live, rows, again)
+            if await self._joined(again["device"]):
+                await self._start(record, live, rows, again)
+            else:
+                await log.hand_over(live, again["device"])
         except RequestError as error:
-            if error.status not in (429, 503):
-                _log.error("%s cannot be continued here: %s", record.id, error)
-                await log.fail(live, failure_of(error))
-                return
-            _log.warning("%s waits: %s", record.id, error)
-            await asyncio.sleep(BUSY_S)
-            log.abandon(live)  # for any server with room, this one too
+            if error.status in (429, 503):
+                _log.warning("%s waits: %s", record.id, error)
+                return True
+            _log.error("%s cannot be continued here: %s", record.id, error)
+            await log.fail(live, failure_of(error))
         except StorageError as error:
             _log.warning("%s waits: %s", record.id, error)
             log.abandon(live)  # until the database is there again
         except Exception:
             _log.exception("%s could not be continued", record.id)
             await log.fail(live, DIVERGED)
+        return False
 
     async def _start(
         self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]
@@ -390,14 +399,13 @@ class Continuing:
     async def _joined(self, device: str | None) -> bool:
         """Wait until the device of a response is linked here, or elsewhere, which is False; or for too long."""
         fleet = self._responses.log.fleet
-        assert fleet is not None
         if device is None:
             return True
         until = time.monotonic() + DEVICE_S
         while time.monotonic() < until:
             if any(link.peer == device for link in self._app.state.service.links()):
                 return True
-            if await asyncio.to_thread(fleet.where, device) is not None:
+            if fleet is not None and await asyncio.to_thread(fleet.where, device) is not None:
                 return False
             await asyncio.sleep(POLL_S)
         return True

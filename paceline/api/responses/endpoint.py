@@ -24,6 +24,7 @@ from paceline.api.http.body import encode_json, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
+from paceline.api.models import switch_of
 from paceline.api.openapi import answered, keyed_router, official
 from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, proof_of, turn_of
 from paceline.api.responses.events import Json
@@ -106,8 +107,11 @@ async def create_response(
     responses: ResponsesDep,
 ) -> Response:
     """Answer an input, with what both sides' documents say."""
-    if responses.log.fleet is not None and asked.store and asked.seed is None:
-        asked = asked.model_copy(update={"seed": secrets.randbits(63)})  # for another server, which may go on with it
+    workflows = ("workflow", asked.paceline.workflow), switch_of(asked.model, service)
+    is_long = asked.background and ("workflow", "long") in workflows
+    goes_on = is_long or responses.log.fleet is not None  # another server, or this one when it is back, ends it
+    if goes_on and asked.store and asked.seed is None:
+        asked = asked.model_copy(update={"seed": secrets.randbits(63)})
     now, response_id = time.time(), new_id("resp")
     begun = AskedResponse(
         service, settings, caller, asked, response_id, int(now), settings.addresses.of(request), new_id
@@ -118,6 +122,8 @@ async def create_response(
     request.state.model = call.requests[0].model  # for the log, and the metrics
     request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
     kept: Json = {"input": given, "background": asked.background}
+    if is_long:
+        kept["goes_on"] = True  # this server ends it when it is back
     if asked.store:
         kept["again"] = begun.again(await request.json(), len(items) - len(given), call.requests[0].joining)
     record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, encode_json(kept))

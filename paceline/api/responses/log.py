@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.api.http.errors import Failure
-from paceline.api.responses.replay import Passages, close_interrupted, filled, records_of, replay
+from paceline.api.responses.replay import Passages, close_interrupted, filled, goes_on, records_of, replay
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.runtime.service import AnswerRecord
@@ -121,10 +121,11 @@ DEFAULT_RETENTION = Retention()
 
 
 class TakenOver(RequestError):
-    """Another server writes this response now, so that nothing of this one's is stored."""
+    """Another server writes this response now, or this one will once it is back: no more of it is stored."""
 
     def __init__(self) -> None:
-        super().__init__("Another server goes on with this answer: read it there.", status=503, type="server_error")
+        told = "Another server goes on with this answer, or this one when it is back: read it there."
+        super().__init__(told, status=503, type="server_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +336,7 @@ class EventLog:
         self._passages = passages
         self._retention = retention
         self.conversations = self._store.conversations  # to be used within `query` and `change` only
-        interrupted = 0 if self.fleet is not None else self._store.repair(close_interrupted)
+        interrupted = 0 if self.fleet is not None else self._store.repair(close_interrupted, goes_on)
         if interrupted:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
         self._store.allow_others()
@@ -351,9 +352,8 @@ class EventLog:
         self._writer.close()
 
     def take_over(self, resume: Callable[[ResponseRecord, LiveEvents, list[EventRow]], None]) -> None:
-        """From now on, go on with responses of servers that are gone. resume: called on this event loop, and appends
-        what is missing."""
-        assert self.fleet is not None, "of a shared database"
+        """From now on, go on with responses of servers that are gone; of a log of one's own, with those that were cut
+        when this one last ended. resume: called on this event loop, and appends what is missing."""
         loop = self._loop = asyncio.get_running_loop()
 
         taken = set[str]()  # and not begun yet
@@ -371,7 +371,11 @@ class EventLog:
             live = self._live[record.id] = LiveEvents(record, stored=True, epoch=epoch, rows=rows)
             resume(record, live, rows)
 
-        self.fleet.each_beat(look)
+        if self.fleet is not None:
+            self.fleet.each_beat(look)
+        while self._store.left:
+            record, cut = self._store.left.pop()
+            begin(record, 1, cut)
 
     async def release(self) -> None:
         """Let other servers take over what this one was writing."""

@@ -18,7 +18,7 @@ import msgspec
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Event, failed
-from paceline.api.responses.store import ENDS, EventRow
+from paceline.api.responses.store import ENDS, EventRow, ResponseRecord
 from paceline.runtime.service import AnswerRecord, GenerationResult
 
 RESTARTED = Failure(500, "The server was restarted before this response was finished.", "server_error")
@@ -62,6 +62,11 @@ def replay(rows: Sequence[EventRow]) -> dict[str, Any]:
             case _:
                 pass  # events that end a part repeat its deltas
     return response | {"output": output}
+
+
+def goes_on(record: ResponseRecord) -> bool:
+    """Whether a response is written again where the program that wrote it, alone with its log, has ended."""
+    return bool(json.loads(record.request).get("goes_on"))
 
 
 def close_interrupted(rows: list[EventRow], failure: Failure = RESTARTED) -> list[EventRow]:

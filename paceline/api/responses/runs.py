@@ -18,7 +18,7 @@ from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
 from paceline.api.responses.events import Event, Json, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.replay import DivergedError, Unsaid, kept_items, stored_form
+from paceline.api.responses.replay import DivergedError, Unsaid, goes_on, kept_items, stored_form
 from paceline.api.responses.request import ResponseRequest
 from paceline.api.responses.store import ResponseRecord, Turn
 from paceline.core.fair import Shares
@@ -127,10 +127,11 @@ class Runs:
             await self.ended(run)
 
     async def close(self) -> None:
-        """Mark all running responses as failed: the server stops. Those that other servers can go on with are left to
-        them."""
+        """Mark all running responses as failed: the server stops. Those that can go on elsewhere, or at the next start,
+        are left as they are."""
         for run in list(self._runs.values()):
-            if self._log.fleet is not None and run.live.stored and not run.live.closed:
+            lasts = self._log.fleet is not None or goes_on(run.live.record)
+            if lasts and run.live.stored and not run.live.closed:
                 self._log.abandon(run.live)
             await self._interrupt(run)
 

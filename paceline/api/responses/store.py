@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from paceline import sql
+from paceline.core.fair import fair_share
 from paceline.errors import ConfigError, StorageError
 from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
 from paceline.sql import Home, SqlConnection, StorePlace
@@ -126,6 +127,8 @@ _AGAIN = " ON CONFLICT DO NOTHING"
 _TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT ended
     AND (holder NOT IN (SELECT id FROM servers WHERE until > clock_timestamp()) OR holder = ? AND id <> ALL(?))
     ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING id, epoch"""
+_BEGIN_AGAIN = "UPDATE responses SET epoch = epoch + 1 WHERE id = ? AND epoch <= ?"
+MAX_AGAIN = 3  # times that a response is begun again: more often it may be what ends the program
 _HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ?"
 _RELEASE = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
 _log = logging.getLogger("paceline.api")
@@ -332,17 +335,6 @@ class ConversationRows:
         return int(after - before)
 
 
-def fair_share(held: Iterable[int], room: int) -> int:
-    """Max-min fair share: the highest cap per owner with which all owners together fit into `room`. Unlike a place of
-    `core.fair.Shares`, what an owner has stored can be taken back."""
-    sizes = sorted(held)
-    for others, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
-        if size * others > room:
-            return max(room, 0) // others
-        room -= size
-    return sizes[-1] if sizes else 0
-
-
 class EventStore:
     """One SQLite connection, and the lock file that shows other processes that the log is in use."""
 
@@ -354,6 +346,7 @@ class EventStore:
         self.fleet: Fleet | None = None
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
+        self.left: list[tuple[ResponseRecord, list[EventRow]]] = []  # that were interrupted, to be begun again
         try:
             with place.explained(), ExitStack() as undo:
                 undo.callback(self._unlock)
@@ -580,8 +573,11 @@ class EventStore:
             rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
             return [row[0] for row in rows]
 
-    def repair(self, close: Callable[[list[EventRow]], list[EventRow]]) -> int:
-        """End every unfinished response with the rows that `close` makes from its rows. Returns their number.
+    def repair(
+        self, close: Callable[[list[EventRow]], list[EventRow]], goes_on: Callable[[ResponseRecord], bool]
+    ) -> int:
+        """End every unfinished response with the rows that `close` makes from its rows, but for those that go on, which
+        are in `left` then. Returns their number.
 
         Does nothing while another process has the log open: it may still be writing them.
         """
@@ -590,11 +586,15 @@ class EventStore:
         interrupted = self.unfinished()
         for response in interrupted:
             try:
-                rows = self.read(response, -1, -1)
+                rows, record = self.read(response, -1, -1), self.find(response)
             except DamagedError as error:
                 _log.warning("a stored response is left as it is: %s", error)
-                rows = []
+                rows, record = [], None
+            again = rows and record is not None and goes_on(record)
+            if record and again and self._connection.execute(_BEGIN_AGAIN, (response, MAX_AGAIN)).rowcount:
+                self.left.append((record, rows))
+                continue
             more = close(rows) if rows else []
             size = sum(len(row.data) for row in (*rows, *more))
             self.write([], [(response, *row) for row in more], [(response, size)])
-        return len(interrupted)
+        return len(interrupted) - len(self.left)

@@ -73,7 +73,7 @@ class VectorRows:
 
     def search(self, vector: NDArray[np.float32], k: int, selection: Selection) -> list[tuple[int, float]]:
         """As `VectorIndex.search`, of what is selected."""
-        where, parameters = _where(selection)
+        where, parameters = selected_rows(selection)
         rows = self._database.execute(
             f"SELECT id, cosine FROM (SELECT chunks.id, -(embedding <#> ?::vector) AS cosine FROM {FROM} {where}) "
             "AS found ORDER BY cosine DESC, id LIMIT ?",
@@ -138,7 +138,7 @@ class HybridIndex:
         return self._select(selection)
 
     def _select(self, selection: Selection) -> NDArray[np.int64]:
-        where, parameters = _where(selection)
+        where, parameters = selected_rows(selection)
         rows = self._database.execute(f"SELECT chunks.id FROM {FROM} {where} ORDER BY chunks.id", *parameters)
         return np.fromiter((row[0] for row in rows), np.int64)
 
@@ -185,7 +185,7 @@ class HybridIndex:
         if known is None or not np.array_equal(known.ids, ids):  # ids are never reused: equal ids mean equal texts
             if len(ids) > MAX_ROWS:
                 return None
-            where, parameters = _where(selection)
+            where, parameters = selected_rows(selection)
             passages = read_passages(self._database, where, *parameters)
             found = {passage.chunk_id: passage.titled for passage in passages}
             known = _Words(ids, BM25Index(ids.tolist(), [found.get(chunk_id, "") for chunk_id in ids.tolist()]))
@@ -220,7 +220,7 @@ def _scored(
     return scores if first is None else [first, *(each for each in scores if each is not first)]
 
 
-def _where(selection: Selection) -> tuple[str, list[object]]:
+def selected_rows(selection: Selection) -> tuple[str, list[object]]:
     """SQL as of `_collections` for the chunks of a selection."""
     where, parameters = _collections(selection.collections)
     for ids, condition in ((selection.document_ids, "IN"), (selection.barred or None, "NOT IN")):

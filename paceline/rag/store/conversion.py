@@ -60,6 +60,7 @@ def finish_encryption(directory: Path, database: Database) -> None:
 
 def _seal_documents(database: Database) -> None:
     seal: Seal = database.seal
+    database.execute("DELETE FROM readings")  # they can be had again
     rows = database.execute("SELECT id, name, sha256, source, stamp, file FROM documents").fetchall()
     for before, name, sha256, source, stamp, file in rows:
         # The id of a document without a file is taken from its text: a hash of it would tell a guess right or wrong.

@@ -27,7 +27,7 @@ from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_docume
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
-from paceline.rag.index.hybrid import HybridIndex
+from paceline.rag.index.hybrid import HybridIndex, selected_rows
 from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
 from paceline.rag.parsing.parsed import Parsed, parsed_text
 from paceline.rag.parsing.process import ParserPool
@@ -349,10 +349,44 @@ class DocumentStore:
             found = rows.read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
         return {passage.chunk_id: passage for passage in found}
 
-    def holds(self, chunk_id: int) -> bool:
-        """True while a chunk with this id exists."""
+    def whole(self, selection: Selection) -> list[Passage]:
+        """All chunks of the selection, document by document, each in its order; scores are 0."""
         with self._database.reading() as database:
-            return database.execute("SELECT 1 FROM chunks WHERE id = ?", chunk_id).fetchone() is not None
+            self._index.refresh()
+            where, parameters = selected_rows(selection)
+            return rows.read_passages(database, where, *parameters)
+
+    def outline(self, selection: Selection, most: int) -> list[tuple[str, int]]:
+        """Title and number of chunks of each document of the selection; empty where there are more than so many."""
+        with self._database.reading() as database:
+            where, parameters = selected_rows(selection)
+            of_file = f"SELECT CASE file WHEN '' THEN document ELSE file END, count(*) FROM {rows.FROM} {where}"
+            sizes = dict(database.execute(f"{of_file} GROUP BY 1 LIMIT ?", *parameters, most + 1))
+            if len(sizes) > most:
+                return []
+            firsts = rows.read_passages(database, f"{where} AND position = 0", *parameters)
+        return [(each.title or each.document, sizes.get(each.file_id, 1)) for each in firsts]
+
+    def around(self, chunk_id: int, count: int) -> list[Passage]:
+        """A chunk with so many of its document before and after it, in order; empty where it is gone."""
+        with self._database.reading() as database:
+            return rows.passages_around(database, chunk_id, count)
+
+    def find_reading(self, chunk_id: int, asked: str) -> str | None:
+        """What a model has said of a chunk, see `rows.find_reading`."""
+        with self._database.reading() as database:
+            return rows.find_reading(database, chunk_id, asked)
+
+    def keep_reading(self, chunk_id: int, asked: str, owner: str, text: str) -> None:
+        with self._database.writing() as database:
+            rows.keep_reading(database, chunk_id, asked, owner, text)
+
+    def forget_readings(self, owner: str) -> None:
+        """Erase what models have said for this owner."""
+        with self._database.writing() as database:
+            removed = database.execute("DELETE FROM readings WHERE owner = ?", owner).rowcount
+        if removed:
+            self._database.checkpoint()
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     def _write(

@@ -134,18 +134,41 @@ class Readable:
         vector: NDArray[np.float32] | None = None,
     ) -> list[Passage]:
         """As `DocumentStore.search`."""
-        found = self.store.search(query, k, self.selection(selection), min_score=min_score, vector=vector)
+        return self._found_in(
+            selection, lambda within: self.store.search(query, k, within, min_score=min_score, vector=vector)
+        )
+
+    def whole(self, selection: Selection = MANAGED) -> list[Passage]:
+        """As `DocumentStore.whole`."""
+        return self._found_in(selection, self.store.whole)
+
+    def _found_in(self, selection: Selection, find: Callable[[Selection], list[Passage]]) -> list[Passage]:
+        found = self._given(find(self.selection(selection)))
         if self._ruled is None:
             return found
         known = self._ruled.known()
-        found = [passage for passage in found if not self._bars(known.of(passage))]
         asking = {each.id for each in known.ruled if self._asks(each)}
         if selection.document_ids is not None:
             asking &= selection.document_ids
         if asking:
-            within = Selection(selection.collections, frozenset(asking))
-            for passage in self.store.search(query, k, within, min_score=min_score, vector=vector):
+            for passage in find(Selection(selection.collections, frozenset(asking))):
                 self.asked[known.of(passage).id] = known.of(passage).name
+        return found
+
+    def around(self, chunk_id: int, count: int) -> list[Passage]:
+        """As `DocumentStore.around`."""
+        return self._given(self.store.around(chunk_id, count))
+
+    def outline(self, selection: Selection, most: int) -> list[tuple[str, int]]:
+        """As `DocumentStore.outline`."""
+        return self.store.outline(self.selection(selection), most)
+
+    def _given(self, passages: list[Passage]) -> list[Passage]:
+        """Those of these that the reader is given."""
+        if self._ruled is None:
+            return passages
+        known = self._ruled.known()
+        found = [passage for passage in passages if not self._bars(known.of(passage))]
         self.rules(found)
         return found
 

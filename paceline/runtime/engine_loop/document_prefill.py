@@ -190,8 +190,14 @@ class DocumentPrefiller:
 
     def _write(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         # The KV of a document that is removed during the write must not remain.
-        if self._documents.holds(chunk_id) and self._files.put(key, rows) and not self._documents.holds(chunk_id):
+        if self._holds(chunk_id, key) and self._files.put(key, rows) and not self._holds(chunk_id, key):
             self._files.forget([key.text])
+
+    def _holds(self, chunk_id: int, key: KvKey) -> bool:
+        """Whether there is the chunk, and its text is what was read: not what a model has made of it, which removing
+        the document would not reach."""
+        passage = self._documents.chunks([chunk_id]).get(chunk_id)
+        return passage is not None and _text_hash(self._files, passage) == key.text
 
 
 # Forward times measured at start, so that the draft budget is known from the first step of the first answer.

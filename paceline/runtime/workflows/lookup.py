@@ -32,6 +32,7 @@ from paceline.workflow import agents
 from paceline.workflow.agents import Evidence, RefineAgent, SourcePassage
 from paceline.workflow.flows import INSTRUCTIONS, RankStages, SearchStages, TextStages
 from paceline.workflow.graph import Launch, Outcome, Stage
+from paceline.workflow.jobs import named_in
 
 T = TypeVar("T")
 STAGE_S: Final = 60.0  # longest time of an agent's text, and of a launch of any other stage before the answer
@@ -99,10 +100,42 @@ class NodePlaces:
             return None  # without loading a model
         return self.store.embedder.embed([query])
 
-    def search(self, query: str, vector: Vectors) -> Sequence[Found]:
+    def search(self, query: str, vector: Vectors, most: int = CANDIDATES) -> Sequence[Found]:
+        """most: beyond the usual number also passages that are less similar, for jobs to read."""
         assert self.store is not None, "there is no vector without a store"
-        found = self.store.search(query, CANDIDATES, self.selection, min_score=self.min_score, vector=vector[0])
-        return [Found(passage, self.side, private=self.side == "device") for passage in found]
+        least = self.min_score if most <= CANDIDATES else -1.0
+        return self._found(self.store.search(query, most, self.selection, min_score=least, vector=vector[0]))
+
+    def whole(self, query: str) -> Sequence[Found]:
+        """All that is selected, in order; where the query names documents, these alone."""
+        assert self.store is not None, "there is no vector without a store"
+        found = self.store.whole(self.selection)
+        named = named_in(query, {each.document for each in found})
+        return self._found([each for each in found if each.document in named or not named])
+
+    def titles(self) -> tuple[str, ...]:
+        """Of the documents that are selected, with their sizes, where these are few."""
+        outline = () if self.store is None else self.store.outline(self.selection, agents.MAX_TITLES)
+        return tuple(f"{title} ({size} passages)" for title, size in outline)
+
+    def around(self, found: Found, count: int) -> Sequence[Found]:
+        """A passage with so many of its document before and after it; empty for one of the other side."""
+        if self.store is None or found.side != self.side:
+            return ()
+        return self._found(self.store.around(found.passage.chunk_id, count))
+
+    def reading(self, found: Found, asked: str) -> str | None:
+        """What a model has said of a passage before; asked: a hash of what that was asked for."""
+        if self.store is None or found.side != self.side:
+            return None
+        return stored(self.store).find_reading(found.passage.chunk_id, asked)
+
+    def keep_reading(self, found: Found, asked: str, owner: str, text: str) -> None:
+        if self.store is not None and found.side == self.side:
+            stored(self.store).keep_reading(found.passage.chunk_id, asked, owner, text)
+
+    def _found(self, passages: Sequence[Passage]) -> Sequence[Found]:
+        return [Found(passage, self.side, private=self.side == "device") for passage in passages]
 
     async def search_far(self, query: str) -> Sequence[Found]:
         """What the other side finds. Raises PacelineError."""
@@ -119,6 +152,10 @@ class NodePlaces:
         if self.reranker is None:
             return [-float(place) for place in range(len(texts))]
         return [float(score) for score in self.reranker.score(query, texts)]
+
+
+def stored(documents: DocumentStore | Readable) -> DocumentStore:
+    return documents.store if isinstance(documents, Readable) else documents
 
 
 # Which of what a workflow has found is read: the best of a search, and the answer's list.
@@ -327,11 +364,15 @@ class Lookup:
         vector, found = self._vector, list[Found]()
         if vector is not None:
             try:
-                searching = self.run.registry.run(launch.unit, lambda: self.run.places.search(self.question, vector))
+                searching = self.run.registry.run(launch.unit, lambda: self._near(vector))
                 found = list(await within(STAGE_S, searching))
             except PacelineError as error:
                 self.run.note(launch, str(error), failed=True)
         return self._searched(launch, found, self._any or self._public)
+
+    def _near(self, vector: Vectors) -> Sequence[Found]:
+        """What this side finds; called on a host unit's thread."""
+        return self.run.places.search(self.question, vector)
 
     async def _search_far(self, launch: Launch) -> Outcome:
         found: Sequence[Found] = ()

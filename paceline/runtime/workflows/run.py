@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.reader.question import separate_questions
 from paceline.engine.thinking import NO_THINKING
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import passages_text, query_of
@@ -22,9 +23,11 @@ from paceline.rag.records import Passage
 from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
+from paceline.runtime.admission import Parts
 from paceline.runtime.link.connection import Link
 from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.peers import Peers
+from paceline.runtime.questions import separated
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     Account,
@@ -52,14 +55,17 @@ from paceline.runtime.workflows.agent_text import (
     TextStream,
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows.long import LongTerms, PassageJobs, SummaryJobs, chosen_of
 from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
+from paceline.settings_tables import TUNING
 from paceline.strategies.base import Side, other
 from paceline.workflow import agents
 from paceline.workflow.agents import Prompt
 from paceline.workflow.flows import (
     FLOWS,
     SEARCH_FAR,
+    SUMMARY,
     WORKFLOWS,
     SearchStages,
     TextStages,
@@ -68,6 +74,7 @@ from paceline.workflow.flows import (
     WorkflowStages,
 )
 from paceline.workflow.graph import Launch, Outcome, Request, Stage, waits_for
+from paceline.workflow.jobs import asks_summary
 from paceline.workflow.reading import folded
 
 log = logging.getLogger("paceline.workflow")
@@ -96,15 +103,18 @@ class WorkflowRun:
         answer: Admit | None = None,
         *,
         apart: bool = True,
+        terms: LongTerms | None = None,
     ) -> None:
         """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
         texts that read nothing private; None: this side's writes all. answer: prepares the answer; None: `admit`.
-        apart: the answer reads each passage in a context of its own, and so can begin with those that are there."""
+        apart: the answer reads each passage in a context of its own, and so can begin with those that are there.
+        terms: of `long`."""
         assert request.sources.workflow is not None
         self.places = places
         self.registry = driver.registry
         self.claims = Claims()
+        self.terms = terms or LongTerms()
         self._request = request
         self._web = web if request.sources.workflow == "research" else None
         self._cloud = cloud
@@ -120,11 +130,17 @@ class WorkflowRun:
         self._running: Request | None = None  # at the driver
         sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None)
         flow = FLOWS["advanced" if without_web else request.sources.workflow]
+        if flow.reads and asks_summary(self._question):
+            flow = SUMMARY
         barred = CLOUD if request.strategy.name == OUTSIDE else OUTSIDE  # another's units, which it has no part in
         self._stages = WorkflowStages(flow, sizes, Request(request.account.owner, frozenset([barred])))
         self.kept = flow.kept
         self._lookups = 0
         self._texts: list[AgentText] = []
+        self._readings: list[PassageJobs] = []  # of `long`: of the question's parts, then of sub-questions
+        self._parts = 1
+        self._jobs: set[TextStream] = set()  # under way
+        self._job_tokens = 0
         self._answer: TextStream | None = None
         self._read: list[Found] = []  # passages of the answer, as they were chosen
         self._steps: list[WorkflowStep] = []
@@ -155,6 +171,8 @@ class WorkflowRun:
                 log.info("sent for a workflow, before its answer: %s", sent)
         for text in self._texts:
             await text.aclose()
+        for job in tuple(self._jobs):
+            await job.aclose()
         if self._answer is not None:
             await self._answer.aclose()
         if self._closed is not None:
@@ -167,25 +185,34 @@ class WorkflowRun:
         self._running = stages.request
         first = stages.begin()
         stages.answer.read.run, stages.answer.write.run = self._prefill_answer, self._write_answer
+        parts = (separate_questions(question) if stages.flow.reads else ()) or (question,)
+        self._parts = len(parts)
         if stages.searched is not None:
             self._look_up(question, stages.searched)
         if stages.rewrite is not None:  # the question itself does not wait for its rewriting
             reader = Searching(
-                partial(agents.rewrite, question),
-                lambda asked: self._look_up(asked, stages.search()),
+                partial(agents.rewrite, question, self.terms.titles),
+                lambda asked: self._look_up(asked, stages.search(), share=2),  # most of it, the question finds too
                 "no sub-question: the question itself is looked up",
-                before=lambda: {folded(question)},
+                before=lambda: {folded(each) for each in (question, *parts)},
             )
             self.write(stages.rewrite, reader)
         if self._web is not None:
             Research(self, self._web, stages, question)
         if stages.rewrite is not None:
-            first += self._look_up(question, stages.search(rewritten=False))
+            for part in parts:
+                first += self._look_up(part, stages.search(rewritten=False), share=len(parts))
         self._driver.begin(stages.request, first, self._ended)
 
-    def _look_up(self, question: str, stages: SearchStages) -> list[Stage]:
-        """Stages that search for a question, and read what they find."""
-        Lookup(question, self, stages)
+    def _look_up(self, question: str, stages: SearchStages, *, share: int = 1) -> list[Stage]:
+        """Stages that search for a question, and read what they find. share: of the passages that jobs read for a
+        question, one in so many is read."""
+        if stages.jobs is None:
+            Lookup(question, self, stages)
+        elif self._stages.flow is SUMMARY:
+            self._readings.append(SummaryJobs(question, self, stages))
+        else:
+            self._readings.append(PassageJobs(question, self, stages, share=share))
         self._lookups += 1
         return stages.stages
 
@@ -193,8 +220,33 @@ class WorkflowRun:
         """An agent's text is the work of these stages."""
         self._texts.append(AgentText(stages, reader, self._write, self.note, STAGE_S, self._cloud))
 
-    async def _write(self, messages: Prompt, max_tokens: int, criticality: float) -> TextStream:
-        """Begin an agent's text: greedy, by this side's model alone, without documents of its own."""
+    def jobs_again(self, launch: Launch, count: int) -> Stage:
+        return self._stages.jobs_again(launch.stage, count)
+
+    async def reply(self, launch: Launch, asked: str, found: Found, max_tokens: int) -> str:
+        """What this side's model writes of a passage, as far as that is not kept with it."""
+        owner = self._request.account.owner
+        key = self.terms.key(owner, f"{max_tokens} {asked}", passages_text(found.passage))
+        if (known := await asyncio.to_thread(self.places.reading, found, key)) is not None:
+            return known
+        messages: Prompt = [{"role": "user", "content": asked}]
+        stream = await self._write(messages, max_tokens, launch.criticality, found)
+        self._jobs.add(stream)
+        try:
+            part = await stream.take(max_tokens + 1)
+        finally:
+            self._jobs.discard(stream)
+            await stream.aclose()
+        self._job_tokens += part.tokens
+        await asyncio.to_thread(self.places.keep_reading, found, key, owner, part.text)
+        return part.text
+
+    async def _write(
+        self, messages: Prompt, max_tokens: int, criticality: float, found: Found | None = None
+    ) -> TextStream:
+        """Begin an agent's text: greedy, by this side's model alone, of no document but this passage."""
+        passage = () if found is None else (found.passage,)
+        own = found is None or found.side == self._side
         request = GenerateRequest(
             AskedPrompt(
                 tuple({name: str(value) for name, value in message.items()} for message in messages),
@@ -202,7 +254,7 @@ class WorkflowRun:
             ),
             SamplingParams(temperature=0.0),
             OutputForm(max_tokens, thinking_tokens=0),
-            Sources(documents=0, passages=()),
+            Sources(documents=0, passages=passage if own else (), other_passages=() if own else passage),
             Joining(privacy=self._request.joining.privacy, any_device=False),
             AskedStrategy(LOCAL),
             Account(owner=self._request.account.owner, criticality=criticality),
@@ -254,14 +306,23 @@ class WorkflowRun:
 
     # ---- the answer -------------------------------------------------------------------------------------------------
     async def _prefill_answer(self, launch: Launch) -> Outcome:
-        own, others = reading_list(self._read, self._side)
-        request = replace(
-            self._request,
-            sources=replace(self._request.sources, workflow=None, passages=own, other_passages=others),
-            account=replace(self._request.account, criticality=launch.criticality),
+        account = replace(self._request.account, criticality=launch.criticality)
+        lists = [(self._request, *self._passages())]
+        if len(parts := self.terms.parts(self._request)) == self._parts > 1:
+            lists = [(part, *self._passages(number)) for number, part in enumerate(parts)]
+        first, *later = (
+            replace(
+                asked,
+                sources=replace(asked.sources, workflow=None, passages=own, other_passages=others),
+                account=account,
+            )
+            for asked, own, others in lists
         )
+        own, others = lists[0][1:]
         try:
-            generation = await self._admit_answer(request)
+            generation = await self._admit_answer(first)
+            if later:
+                generation = Parts(generation, later, self._admit_answer)
             self._answer = TextStream(generation, self._heard, self._events.put_nowait)
             async with asyncio.timeout(LANE_S):
                 await self._answer.begun()
@@ -270,8 +331,15 @@ class WorkflowRun:
         except PacelineError as error:
             if self._answer is None:  # else the client has been told
                 self._events.put_nowait(error)
-        self.note(launch, f"{len(own) + len(others)} passages")
+        self.note(launch, f"{sum(len(own) + len(others) for _, own, others in lists)} passages")
         return Outcome(_prompt_tokens(self._request, (*own, *others)), finished=True)
+
+    def _passages(self, part: int | None = None) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
+        """What the answer reads, or one part of it: passages of this side, and of the other one."""
+        if not self._readings:
+            return reading_list(self._read, self._side)
+        own = self._readings[: self._parts] if part is None else [self._readings[part]]
+        return chosen_of([*own, *self._readings[self._parts :]], self._side)
 
     async def _write_answer(self, launch: Launch) -> Outcome:
         if self._answer is None:
@@ -290,7 +358,7 @@ class WorkflowRun:
         self._events.put_nowait(event)
 
     def _result(self, done: GenerationResult) -> GenerationResult:
-        agents = sum(agent.tokens for agent in self._texts)
+        agents = sum(agent.tokens for agent in self._texts) + self._job_tokens
         sent = {name: size + done.stats.get(name, 0.0) for name, size in self._sent().items()}
         left_out = f"; left out: {', '.join(dict.fromkeys(self._failed))}" if self._failed else ""
         return replace(
@@ -351,6 +419,7 @@ class Tools:
     # of their search.
     reranker: Reranker | None = None
     web: WebAccess | None = None  # closed with the node; None: `research` is refused
+    long_passages: int = TUNING.long_passages  # that jobs read for a question
 
 
 class Workflows:
@@ -370,6 +439,7 @@ class Workflows:
         self._admit = admit
         self._reranker = tools.reranker or own_reranker(resources.store)
         self._web = tools.web
+        self._long_passages = tools.long_passages
         self._driver: WorkflowDriver | None = None
         self._cloud: CloudUnits | None = None
         self._strangers: CloudUnits | None = None
@@ -409,7 +479,17 @@ class Workflows:
         web, cloud = self._web_for(request, link), await self._cloud_for(request, link)
         away = request.strategy.name == OUTSIDE  # nothing that the answer reads is computed here
         apart = not (away or resources.reads_together(str(request.strategy.options.get("reading", ""))))
-        return WorkflowRun(request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart)
+        terms = None
+        if request.sources.workflow == "long":
+            can_leave = places.has_far or cloud is not None
+            titles = () if can_leave else await asyncio.to_thread(places.titles)
+            info, tokenizer = resources.info, resources.tokenizer
+            parts = partial(separated, tokenizer=tokenizer, max_tokens=resources.parts.offer.max_tokens)
+            points = tokenizer.one_document
+            terms = LongTerms(self._long_passages, info.fingerprint, info.refusals, points, titles, parts)
+        return WorkflowRun(
+            request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart, terms=terms
+        )
 
     def names(self) -> tuple[WorkflowName, ...]:
         """Those that can run here."""

@@ -48,7 +48,7 @@ def test_responses_run_workflows_too(http: httpx.Client, service: ScriptedServic
 
 def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:
     found = http.get(f"/v1/models/{MODEL.name}:research").json()
-    assert found["paceline"]["workflows"] == ["fast", "advanced", "research"]
+    assert found["paceline"]["workflows"] == ["fast", "advanced", "research", "long"]
     assert http.get(f"/v1/models/{MODEL.name}:slow").status_code == 404
 
 

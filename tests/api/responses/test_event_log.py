@@ -16,7 +16,8 @@ import pytest
 from paceline.api.http.errors import Failure
 from paceline.api.responses import log as event_writer
 from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
-from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord, fair_share
+from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord
+from paceline.core.fair import fair_share
 from paceline.errors import ConfigError, PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 

@@ -141,7 +141,7 @@ def test_a_damaged_response_that_was_cut_does_not_keep_the_log_from_opening(tmp_
         written(store, "b")
     sql(tmp_path, "UPDATE events SET data = x'00' WHERE response = 'a'")
     with closing(EventStore(tmp_path, SEAL)) as store:
-        assert store.repair(lambda rows: rows) == 1
+        assert store.repair(lambda rows: rows, lambda _: False) == 1
         assert store.unfinished() == [] and is_whole(store, "b")
 
 

@@ -131,7 +131,7 @@ def test_what_is_uploaded_at_one_server_is_read_and_found_at_the_other_and_delet
     assert not {table for table, _ in cells(url)} & {"chunks", "texts", "file_parts", "documents", "file_readers"}
     assert second.documents.removals() == removals + 2
     assert texts(second.library, store) == second.documents.search("quixotic sloop", 2) == []
-    assert not second.documents.holds(seen.chunk_id)
+    assert not second.documents.chunks([seen.chunk_id])
     with pytest.raises(RequestError, match="not here"):
         second.library.passage(ANN, seen.chunk_id)
     with pytest.raises(FileNotFoundError):

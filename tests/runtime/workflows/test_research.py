@@ -227,7 +227,7 @@ async def test_a_client_that_leaves_stops_the_research(hold: str) -> None:
     assert asked == (len(models.asked), len(web.queries), len(web.read_urls))
 
 
-@pytest.mark.parametrize("stage", ["embed", "search"])
+@pytest.mark.parametrize("stage", ["embed", "_near"])
 async def test_a_local_stage_that_never_ends_is_given_up(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.workflows.lookup.STAGE_S", 0.05)
     stuck = asyncio.Event()

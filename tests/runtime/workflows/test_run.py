@@ -94,7 +94,8 @@ class ScriptedText:
             if self.hold:
                 await (self.fault or asyncio.Event()).wait()
                 raise PacelineError("the other side has not come back")
-            yield GenerationResult("stop", 5, len(self.pieces), "autoregressive", "asked.")
+            stats = {"cached_tokens": 0.0}
+            yield GenerationResult("stop", 5, len(self.pieces), "autoregressive", "asked.", stats=stats)
         finally:
             self.closed.set()
 

@@ -269,6 +269,6 @@ async def test_research_is_offered_and_done_with_a_provider_alone(tmp_path: Path
     with DocumentStore.open(tmp_path, HashEmbedder(), side="device") as store:
         model = LoadedModel(FakeEngine(seed=1, spread=0.3), ByteTokenizer())
         async with Node("device", model, store) as node:
-            assert node.workflows() == ("fast", "advanced")
+            assert node.workflows() == ("fast", "advanced", "long")
             with pytest.raises(RequestError, match="can set web_search"):
                 await node.prepare(ASKED)

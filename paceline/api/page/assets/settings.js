@@ -4,7 +4,7 @@ import { make } from "./rich.js";
 import { LANGUAGES, t } from "./text.js";
 
 const PRIVACY = { open: "privacyOpen", "": "privacyDefault", "answer-private": "privacyAnswer", "local-only": "privacyLocal" };
-const SWITCHES = new Set(["plain", "local-only", "fast", "advanced", "research"]);
+const SWITCHES = new Set(["plain", "local-only", "fast", "advanced", "research", "long"]);
 
 const field = (name) => document.querySelector(`[data-setting="${name}"]`);
 
