@@ -124,8 +124,7 @@ class TakenOver(RequestError):
     """Another server writes this response now, or this one will once it is back: no more of it is stored."""
 
     def __init__(self) -> None:
-        told = "Another server goes on with this answer, or this one when it is back: read it there."
-        super().__init__(told, status=503, type="server_error")
+        super().__init__("Another server goes on with this answer: read it there.", status=503, type="server_error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,8 +372,7 @@ class EventLog:
 
         if self.fleet is not None:
             self.fleet.each_beat(look)
-        while self._store.left:
-            record, cut = self._store.left.pop()
+        for record, cut in self._store.left:
             begin(record, 1, cut)
 
     async def release(self) -> None:
