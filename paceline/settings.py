@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from paceline.core.addresses import is_loopback
+from paceline.core.addresses import database_name, is_loopback
 from paceline.core.side import HandoffLevel, MayAsk, Side
 from paceline.settings_tables import (
     AgentTuning,
@@ -211,7 +211,7 @@ class ServerSettings(NodeSettings):
         default_factory=lambda: state_home("cloud"),
         description="where credentials and caches are kept; default: $XDG_STATE_HOME/paceline/cloud",
     )
-    database: Annotated[str, Field(pattern=r"^postgres(ql)?://\S+$")] | None = Field(
+    database: Annotated[str, AfterValidator(lambda url: database_name(url) and url)] | None = Field(
         None,
         repr=False,
         description="PostgreSQL, as postgresql://USER@HOST/NAME, in which several servers keep what they keep "

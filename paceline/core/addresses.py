@@ -1,4 +1,5 @@
-"""Addresses of senders, and strangers by them: connections whose sender is not known yet, how many there may be.
+"""Addresses of senders, and strangers by them: connections whose sender is not known yet, how many there may be; and
+the URL of a database.
 
 Beyond the limit of its address, the stranger that has been there longest is cut; beyond that of all, the longest
 there of the address that has most of them: an honest sender becomes known at once, or comes from another address
@@ -10,6 +11,7 @@ age, since strangers have no shares.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Generic, TypeAlias, TypeVar
@@ -18,6 +20,11 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 V = TypeVar("V")
 
 _LONGEST = 64  # characters of an address, its zone included
+_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|(?:[^\s@/?%:,\[\]]|%[0-9A-Fa-f]{2})*)(?::[0-9]{1,5})?"
+_DATABASE = re.compile(  # so strict that no part of a password is taken for another one, which an error would show
+    rf"postgres(?:ql)?://(?:(?:[^\s@/%]|%[0-9A-Fa-f]{{2}})*@)?(?P<host>{_HOST}(?:,{_HOST})*)"
+    r"(?:/(?P<name>(?:[^\s@/?%]|%[0-9A-Fa-f]{2})*))?(?:\?(?:[^\s@%]|%[0-9A-Fa-f]{2})*)?"
+)
 
 
 class Strangers(Generic[V]):
@@ -87,6 +94,16 @@ def counted_address(address: str) -> str:
 def parsed_address(address: str) -> Address | None:
     """None for what is no address. An IPv4 address in IPv6 is that IPv4 address; a zone is left out."""
     return _parsed(address.partition("%")[0]) if len(address) <= _LONGEST else None
+
+
+def database_name(url: str) -> str:
+    """A PostgreSQL database as messages name it, without its password. Raises ValueError for any other URL."""
+    parts = _DATABASE.fullmatch(url)
+    if parts is None:
+        raise ValueError(
+            "it is to be postgresql://USER:PASSWORD@HOST:PORT/NAME, where @ / % of a password are written %40 %2F %25"
+        )
+    return f"the database {parts['name'] or 'postgres'} on {parts['host'] or 'this machine'}"
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,8 @@ from paceline.api.responses.store import EventStore, ResponseRecord, Turn
 from paceline.errors import ConfigError, StorageError
 from paceline.fleet import Fleet
 from paceline.postgres import Postgres
+from paceline.settings import ServerSettings
+from paceline.settings_sources import resolve
 from server.devices import Registry
 from server.keys import Keys
 from server.program import common_key
@@ -76,11 +78,33 @@ def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> Non
         first.release([])
         ((_, epoch, rows),) = second.take_over([])
         assert (epoch, [row.data for row in rows]) == (2, [b"0"])
-        for _ in range(1000):
-            assert first.write([], [("resp_1", 1, "a", b"stale")], [("resp_1", 1)], epochs={"resp_1": 1}) == {"resp_1"}
+        first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
+        stale, turns = [("resp_1", 1, "response.failed", b"stale")], {"resp_1": Turn("conv_1", (b"stale",))}
+        for begun in ([], [record("resp_1")]) * 500:
+            assert first.write(begun, stale, [("resp_1", 1)], turns, epochs={"resp_1": 1}) == {"resp_1"}
+            first.hand_over("resp_1", "another", 1)
+        assert first.read("conv_1", -1, -1) == [] and first.holder("resp_1") == fleet_of(servers[1]).id
         assert second.write([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2}) == set()
         assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
         assert first.take_over([]) == second.take_over([]) == [], "it has ended"
+
+
+def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(servers: Servers) -> None:
+    """Its locks end with its lease, and what it goes on with later is refused as any late write."""
+    late = [("resp_1", 1, "a", b"late")]
+    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
+        assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
+        add, taken = first._rows.add, []
+
+        def stands_still(*given: object, **named: bool) -> None:
+            first._rows.add = add  # type: ignore[method-assign]
+            fleet_of(servers[0]).close()  # its lease ends
+            eventually(lambda: bool(taken.extend(second.take_over([])) or taken))
+            add(*given, **named)  # type: ignore[arg-type]
+
+        first._rows.add = stands_still  # type: ignore[method-assign]
+        assert first.write([], late, [], epochs={"resp_1": 1}) == {"resp_1"}
+        assert [epoch for _, epoch, _ in taken] == [2] and len(second.read("resp_1", -1, -1)) == 1
 
 
 def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Servers) -> None:
@@ -185,7 +209,28 @@ def test_tables_of_another_version_are_refused(servers: Servers) -> None:
         StateTables(place, [], "test")
 
 
-def test_what_cannot_be_used_is_named_without_its_password() -> None:
-    with pytest.raises(ConfigError, match="Check --database") as caught:
-        Postgres("postgresql://paceline:hunter2@127.0.0.1:1/paceline")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://paceline:hunter2@127.0.0.1:1/paceline",
+        "postgresql://paceline:a@hunter2@127.0.0.1:1/paceline",
+        "postgresql://paceline:a/hunter2@127.0.0.1:1/paceline",
+        "postgresql://paceline:1/hunter2@127.0.0.1:1/paceline",
+        "postgresql://paceline:a#hunter2@127.0.0.1:1/paceline",
+        "postgresql://paceline:hunter2%zz@127.0.0.1:1/paceline",
+        "postgresql://paceline:hunter2@[::1/paceline",
+        "postgresql://paceline:b@127.0.0.1:hunter2/paceline",
+        "mysql://paceline:hunter2@127.0.0.1/paceline",
+        "host=127.0.0.1 port=1 password=hunter2",
+        "hunter2",
+        "",
+    ],
+)
+def test_what_cannot_be_used_is_named_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"Check --database|postgresql://USER:PASSWORD@HOST:PORT/NAME") as caught:
+        Postgres(url)
     assert "hunter2" not in str(caught.value)
+    try:
+        resolve(ServerSettings, {"database": url}, {}, None)
+    except ConfigError as error:
+        assert "USER:PASSWORD" in str(error) and "hunter2" not in str(error)

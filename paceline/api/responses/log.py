@@ -387,7 +387,7 @@ class EventLog:
         other = await asyncio.to_thread(self.fleet.where, device)
         self.abandon(live)
         if other is not None:
-            await self.query(partial(self._store.hand_over, live.record.id, other.id))
+            await self.query(partial(self._store.hand_over, live.record.id, other.id, live.epoch))
 
     def abandon(self, live: LiveEvents) -> None:
         """Write nothing more of a response, which others may then take over."""

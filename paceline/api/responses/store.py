@@ -129,7 +129,7 @@ _TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (
     ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING id, epoch"""
 _BEGIN_AGAIN = "UPDATE responses SET epoch = epoch + 1 WHERE id = ? AND epoch <= ?"
 MAX_AGAIN = 3  # times that a response is begun again: more often it may be what ends the program
-_HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ?"
+_HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ? AND epoch = ? AND NOT ended"
 _RELEASE = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
 _log = logging.getLogger("paceline.api")
 
@@ -474,10 +474,10 @@ class EventStore:
         found = [(rows.find(response), epoch, rows.read(response, -1, -1)) for response, epoch in taken]
         return [(record, epoch, rows_) for record, epoch, rows_ in found if record is not None]
 
-    def hand_over(self, response: str, server: str) -> None:
-        """Have a certain server go on with a response of this one."""
+    def hand_over(self, response: str, server: str, epoch: int) -> None:
+        """Have a certain server go on with a response of this one, if this one has it still, with that epoch."""
         with self._rows.changing():
-            self._connection.execute(_HAND_OVER, (server, response))
+            self._connection.execute(_HAND_OVER, (server, response, epoch))
 
     def release(self, mine: Collection[str]) -> None:
         """Let others take over at once what this server held, but for these, which it goes on with."""
