@@ -73,6 +73,11 @@ export async function linked(page) {
   await page.waitForFunction(() => document.querySelector("#status").dataset.linked === "true");
 }
 
+/** Wait until the page says so: `waitForFunction` takes a promise for a yes. */
+export async function until(page, said, given) {
+  while (!(await page.evaluate(said, given)));
+}
+
 /** Ask a question with the keyboard alone, and wait until the answer has ended. */
 export async function ask(page, question) {
   await begin(page, question);

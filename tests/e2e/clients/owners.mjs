@@ -1,14 +1,14 @@
 // Conversations in Chromium: whose they are, and what is left of those that were deleted.
 
-import { ask, begin, deleteFirst, ended, linked, seeded } from "./browser.mjs";
+import { ask, begin, deleteFirst, ended, linked, seeded, until } from "./browser.mjs";
 
 /** All that the page keeps of an owner. */
 function stored(page, owner) {
   return page.evaluate(async (name) => (await import("/page/storage.js")).loadConversations(name), owner);
 }
 
-async function emptied(page, owner) {
-  await page.waitForFunction(async (name) => !(await (await import("/page/storage.js")).loadConversations(name)).length, owner);
+function emptied(page, owner) {
+  return until(page, async (name) => !(await (await import("/page/storage.js")).loadConversations(name)).length, owner);
 }
 
 function focus(page) {

@@ -3,7 +3,7 @@
 
 import { createInterface } from "node:readline";
 import {
-  accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf,
+  accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf, until,
 } from "./browser.mjs";
 import { OWNERS } from "./owners.mjs";
 import { PICTURES } from "./pictures.mjs";
@@ -56,7 +56,7 @@ const SCENARIOS = {
     await ended(page);
     const stopped = await lastAnswer(page);
     // Polled until the server has noticed.
-    await page.waitForFunction(async () => (await (await fetch("readyz")).json()).answers === 0);
+    await until(page, async () => (await (await fetch("readyz")).json()).answers === 0);
     await page.locator(".answer").last().getByLabel("Write it anew").click();
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).dataset.state === "writing");
     await page.waitForFunction(() => [...document.querySelectorAll(".answer")].at(-1).innerText.trim().length > 3);
@@ -304,7 +304,7 @@ const SCENARIOS = {
       const sources = await other.locator(".answer").first().locator(".source .name").allTextContents();
       const texts = [(await lastAnswer(page)).text, (await lastAnswer(other)).text];
       await deleteFirst(page);
-      await page.waitForFunction(async () => {
+      await until(page, async () => {
         const { data } = await (await fetch("v1/conversations")).json();
         return data.length === 1 && data[0].metadata.made_by === "paceline page: deleted";
       });

@@ -178,7 +178,7 @@ export class Archive {
       const told = { ...described(metadata), seen: paceline.updated_at, server: id };
       if (!held) this.conversations.push({ ...newConversation(), ...told, id, away: true });
       else if (held.away) Object.assign(held, told);
-      else merge(held, { ...held, ...told, ...(await this.items(id)) }, writing.get(held)?.answer);
+      else merge(held, { ...held, ...told, ...(await this.items(id).catch(gone)) }, writing.get(held)?.answer);
       if (held) held.seen = paceline.updated_at;
       changed = true;
     }
