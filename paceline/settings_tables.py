@@ -218,6 +218,13 @@ class OutsideSettings(Table):
             raise ValueError("must be an https URL such as https://api.example.com/v1; http on this machine alone")
         return value.rstrip("/")
 
+    @field_validator("key")
+    @classmethod
+    def _sendable(cls, value: str | None) -> str | None:
+        if value is not None and not all("!" <= letter <= "~" for letter in value):
+            raise ValueError("must be ASCII letters, digits and signs, without spaces and line ends")
+        return value
+
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if (self.url is None) != (self.model is None):

@@ -163,6 +163,7 @@ class Prover:
         """See `Service`."""
         owner, proof, text = request.account.owner, AnswerProof(), list[int]()
         ends = {*self._resources.tokenizer.eos_ids, *request.output.stop_token_ids}
+        self._resources.guard.refuse_spent()
         self._places.take(owner)
         try:
             async with self._turns.turn(owner):

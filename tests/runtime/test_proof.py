@@ -15,6 +15,7 @@ import pytest
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer
+from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
@@ -168,6 +169,10 @@ async def test_what_is_not_what_it_was_is_said_and_nothing_of_it_counts_as_prove
         with closing(PolicyGuard("device", policy(("never leaves", "*.txt")))) as guard:
             device._resources.guard, before = guard, device._resources.guard
             await unproven("rules", joint, both, device)
+        with closing(PolicyGuard("device", policy(budgets={"joules": 0.0}))) as guard:
+            device._resources.guard = guard
+            with pytest.raises(RequestError, match="used up"):
+                await device.prove(alone, (own,))
             device._resources.guard = before
         await unproven("fault", alone, msgspec.structs.replace(own, fault="It is approximate."), device)
         (private,) = await answered(device, changed(ASKED, strategy="lookup_tree", privacy="answer-private"))

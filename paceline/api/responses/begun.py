@@ -316,9 +316,8 @@ async def proof_of(
     """A response that has ended, computed again. Raises RequestError where there is no room for that."""
     records = await responses.log.records(record.id)
     if not records or "again" not in json.loads(record.request):
-        return AnswerProof(
-            0, unproven={"It was cut before its end, or kept by another version: how it was written is not known.": 0}
-        )
+        why = "It was cut before its end, written by a stranger's endpoint, or kept by another version"
+        return AnswerProof(0, unproven={f"{why}: how it was written is not known.": 0})
     try:
         asked, _, items = await asked_before(record, responses, record.owner)
         begun = asking(asked)

@@ -128,11 +128,12 @@ class WorkflowRun:
         self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._running: Request | None = None  # at the driver
-        sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None)
+        away = request.strategy.name == OUTSIDE  # it reads what is public: no text of that is of private ones as well
+        sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None and not away)
         flow = FLOWS["advanced" if without_web else request.sources.workflow]
         if flow.reads and asks_summary(self._question):
             flow = SUMMARY
-        barred = CLOUD if request.strategy.name == OUTSIDE else OUTSIDE  # another's units, which it has no part in
+        barred = CLOUD if away else OUTSIDE  # another's units, which it has no part in
         self._stages = WorkflowStages(flow, sizes, Request(request.account.owner, frozenset([barred])))
         self.kept = flow.kept
         self._lookups = 0
@@ -497,8 +498,10 @@ class Workflows:
         return tuple(name for name in WORKFLOWS if can_search or name != "research")
 
     def _readable(self, request: GenerateRequest) -> DocumentStore | Readable | None:
-        """This side's documents at the request's level: what has to be held more strictly comes too late."""
-        return self._resources.readable(request.account.owner, level=request.joining.privacy)
+        """This side's documents at the request's level: what has to be held more strictly comes too late. What a
+        stranger is told of them is what a peer reads."""
+        peer = request.strategy.name == OUTSIDE and self._resources.side == "cloud"
+        return self._resources.readable(request.account.owner, peer=peer, level=request.joining.privacy)
 
     def _web_for(self, request: GenerateRequest, link: Link | None) -> NodeWeb | None:
         """The web for a request; None where its level of privacy lets nothing leave."""

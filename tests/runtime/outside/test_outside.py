@@ -16,13 +16,14 @@ import pytest
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.core.policy import Grant, Policy
+from paceline.core.policy import DocumentRule, Grant, Pattern, Policy
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import EndpointError, RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Readable
 from paceline.runtime.endpoint import EndpointLimits, OutsideEndpoint
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
@@ -118,9 +119,14 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    folder: Path, script: Script = polite, *, linked: bool = True, policy: Policy | None = None
+    folder: Path,
+    script: Script = polite,
+    *,
+    linked: bool = True,
+    policy: Policy | None = None,
+    at: Side = "device",
 ) -> AsyncIterator[Rig]:
-    """A device with a private document, a cloud with a public one, and a stranger."""
+    """A device with a private document, a cloud with a public one, and a stranger whom one of them may ask."""
     stranger = Stranger(script)
     server = await asyncio.start_server(stranger.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -136,7 +142,7 @@ async def rig(
 
         def node(side: Side) -> Node:
             guard = None if policy is None else PolicyGuard(side, policy, Policing(names=str))
-            company = Company(asks=open_gate(), policy=guard, outside=endpoint if side == "device" else None)
+            company = Company(asks=open_gate(), policy=guard, outside=endpoint if side == at else None)
             model = LoadedModel(FakeEngine(seed=1 + SIDES.index(side), spread=0.3), ByteTokenizer())
             return Node(side, model, stores[side], NodeParts(company=company), Tools())
 
@@ -358,6 +364,26 @@ async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are
         assert done.stats["sent_outside_bytes"] == sum(
             len(json.dumps(body, ensure_ascii=False).encode()) for body in made.stranger.bodies
         )
+        strangers.rest("it is down")  # texts are written here, and those that the answer's writer is told are apart
+        _, done = await made.ask(request)
+        units = {step.stage: step.unit.split()[0] for step in done.steps if step.unit}
+        assert units["refine public"] == units["refine"] == "engine"
+
+
+async def test_a_workflow_at_the_cloud_tells_a_stranger_no_document_with_a_rule_even_when_it_is_confirmed(
+    tmp_path: Path,
+) -> None:
+    rule = DocumentRule("ask me", Pattern.parse("note.md", "/home"))
+    request = changed(ASKED, privacy="open", workflow="fast", min_score=-1.0)
+    for policy, told in ((Policy((rule,)), False), (Policy(budgets={"bytes": 1e9}), True)):
+        async with rig(tmp_path / str(told), policy=policy, at="cloud") as made:
+            cloud = made.bench.cloud
+            guard = cloud._resources.guard
+            if isinstance(readable := cloud._resources.readable(""), Readable) and guard.state is not None:
+                guard.state.confirm(*readable.documents())
+            _, done = await collect(await cloud.prepare(request))
+            assert done.strategy == OUTSIDE
+            assert (b"museum garden" in made.stranger.heard) == told
 
 
 async def test_a_client_of_the_api_asks_for_it_by_name(tmp_path: Path) -> None:

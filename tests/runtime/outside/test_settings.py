@@ -36,6 +36,8 @@ def test_variables_set_it_on_both_sides_and_nothing_shows_the_key(schema: type[N
         ({"URL": "https://api.example.com/v1?key=1"}, "https URL"),
         ({"URL": "ftp://127.0.0.1"}, "https URL"),
         ({"MODEL": ""}, "belong together"),
+        ({"KEY": "sk-1\nX: y"}, "ASCII"),
+        ({"KEY": "sk-schlüssel"}, "ASCII"),
     ],
 )
 def test_what_would_be_read_on_the_way_or_is_not_whole_is_refused(given: dict[str, str], sentence: str) -> None:
