@@ -20,11 +20,12 @@ from typing import Final, NamedTuple, Protocol
 
 import psycopg
 
-from paceline.errors import StorageError
+from paceline.errors import ConfigError, StorageError
 
 CHANNEL: Final = "paceline"  # of notifications, each the name of a store that has changed
 LEASE_S: Final = 5.0
 BEAT_S: Final = 0.25
+APART_S: Final = 60.0  # by which clocks may differ, as for a hop (`api.http.hop.FRESH_S`)
 UNHEARD_S: Final = 2.0  # without the database, after which it may have changed unnoticed
 _SCHEMA = (
     """CREATE TABLE IF NOT EXISTS servers (
@@ -34,6 +35,7 @@ _SCHEMA = (
         server text NOT NULL REFERENCES servers (id) ON DELETE CASCADE,
         since timestamptz NOT NULL DEFAULT clock_timestamp())""",
 )
+_CLOCK = "SELECT extract(epoch FROM clock_timestamp())::float8"
 _RENEW = f"""INSERT INTO servers VALUES (%s, %s, clock_timestamp() + interval '{LEASE_S} s')
     ON CONFLICT (id) DO UPDATE SET until = excluded.until"""
 _LINKED = """INSERT INTO linked (device, server) VALUES (%s, %s)
@@ -62,7 +64,8 @@ class Fleet:
     """Methods may be called from any thread; those that ask the database block."""
 
     def __init__(self, postgres: SharedDatabase, url: str) -> None:
-        """url: by which the other servers reach this one. Raises StorageError."""
+        """url: by which the other servers reach this one. Raises StorageError, and ConfigError where the clock of this
+        machine is not the database's."""
         self.id = secrets.token_hex(8)
         self._postgres = postgres
         self._url = url
@@ -79,6 +82,12 @@ class Fleet:
             held.execute("SELECT pg_advisory_xact_lock(hashtext('fleet'))")
             for statement in _SCHEMA:
                 held.execute(statement)
+            apart = time.time() - held.execute(_CLOCK).fetchall()[0][0]
+            if abs(apart) > APART_S:
+                raise ConfigError(
+                    f"This machine's clock is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} that of "
+                    f"{postgres.name}, and old responses, keys and codes end by it: set both by NTP."
+                )
             held.execute(_RENEW, (self.id, url))
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._thread.start()

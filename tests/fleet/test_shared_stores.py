@@ -234,3 +234,15 @@ def test_what_cannot_be_used_is_named_without_its_password(url: str) -> None:
         resolve(ServerSettings, {"database": url}, {}, None)
     except ConfigError as error:
         assert "USER:PASSWORD" in str(error) and "hunter2" not in str(error)
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(7200.0, "7200 s ahead of"), (-90.0, "90 s behind")])
+def test_a_server_with_another_clock_does_not_join(
+    url: str, seconds: float, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its clock it would delete what others have kept."""
+    right = time.time
+    with closing(Postgres(url)) as postgres, monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda: right() + seconds)
+        with pytest.raises(ConfigError, match=how):
+            postgres.join("http://127.0.0.1:9")
