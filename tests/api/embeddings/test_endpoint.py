@@ -111,7 +111,7 @@ def test_a_body_may_be_larger_than_a_chats_but_not_without_bound(http: httpx.Cli
 def test_the_embedder_is_in_the_list_of_models(client: openai.OpenAI) -> None:
     """Last, by its own name and by one that front ends leave out of their menus of chat models."""
     kinds = {model.id: (model.model_extra or {})["paceline"]["kind"] for model in client.models.list()}
-    chats = ("fake", "fake:plain", "fake:local-only", "fake:fast", "fake:advanced")
+    chats = ("fake", "fake:plain", "fake:local-only", "fake:fast", "fake:advanced", "fake:long")
     assert kinds == dict.fromkeys(chats, "chat") | dict.fromkeys(("text-embedding-hash", "hash"), "embedding")
     vectors = [client.embeddings.create(model=name, input="a").data[0] for name in ("hash", "text-embedding-hash")]
     assert vectors[0].embedding == vectors[1].embedding
