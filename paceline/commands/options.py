@@ -14,8 +14,10 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -102,7 +104,15 @@ def _parameter(key: str, info: FieldInfo) -> inspect.Parameter:
         metavar="<str>,..." if several else None,
         show_default=False,
     )
-    return _optional(key, list[str] if several else info.annotation, option)
+    return _optional(key, list[str] if several else _bare(info.annotation), option)
+
+
+def _bare(annotation: Any) -> Any:
+    """A type without what is checked of its values, which `resolve` does, and which the help would show."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _bare(parts[0])
+    return functools.reduce(or_, map(_bare, parts)) if get_origin(annotation) in (Union, UnionType) else annotation
 
 
 def _optional(name: str, annotation: object, option: object) -> inspect.Parameter:

@@ -35,6 +35,7 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_help_shows_what_people_choose_with_its_variable_and_nothing_of_the_tables(schema: type[NodeSettings]) -> None:
     shown = " ".join(CliRunner().invoke(app_of(schema), ["--help"], terminal_width=400).output.split())
+    assert "typing" not in shown and "<str>" in shown, "types are told by their names"
     for path in paths(schema):
         assert (f"--{path.replace('_', '-')} " in shown) == ("." not in path)
         assert (f"[PACELINE_{path.upper()}]" in shown) == ("." not in path)
