@@ -20,10 +20,10 @@ Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 V = TypeVar("V")
 
 _LONGEST = 64  # characters of an address, its zone included
-_HOST = r"(?:\[[0-9A-Fa-f:.]+\]|(?:[^\s@/?%:,\[\]]|%[0-9A-Fa-f]{2})*)(?::[0-9]{1,5})?"
+_HOST = r"(?:\[[0-9A-Fa-f:.]{2,64}\]|(?:[^\s@/?%:,\[\]]|%[0-9A-Fa-f]{2}){0,255}+)(?::[0-9]{1,5})?"
 _DATABASE = re.compile(  # so strict that no part of a password is taken for another one, which an error would show
-    rf"postgres(?:ql)?://(?:(?:[^\s@/%]|%[0-9A-Fa-f]{{2}})*@)?(?P<host>{_HOST}(?:,{_HOST})*)"
-    r"(?:/(?P<name>(?:[^\s@/?%]|%[0-9A-Fa-f]{2})*))?(?:\?(?:[^\s@%]|%[0-9A-Fa-f]{2})*)?"
+    rf"postgres(?:ql)?://(?:(?:[^\s@/%]|%[0-9A-Fa-f]{{2}})*+@)?(?P<host>{_HOST}(?:,{_HOST}){{0,31}})"
+    r"(?:/(?P<name>(?:[^\s@/?%]|%[0-9A-Fa-f]{2})*+))?(?:\?(?:[^\s@%]|%[0-9A-Fa-f]{2})*+)?"
 )
 
 
