@@ -118,7 +118,7 @@ def _best(embedder: Embedder, question: str, texts: Sequence[str], count: int) -
 
 
 def stands(facts: Sequence[Sequence[str]], text: str) -> bool:
-    """Of each fact an accepted text stands in the answer as whole words."""
+    """True if an accepted text of each fact stands in the answer as whole words."""
     said = f" {normal_form(text)} "
     return all(any(f" {normal_form(each)} " in said for each in texts) for texts in facts)
 

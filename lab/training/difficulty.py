@@ -180,7 +180,7 @@ def _agreed(model: LoadedModel, behind: Sequence[tuple[Sequence[int], Sequence[i
 SPENDS: Final[Mapping[HandoffLevel, float]] = {"quality": 0.6, "balanced": 0.35, "cheap": 0.15}
 """Share of the tokens that the larger model would write in all answers, that a level may spend."""
 SIGNS: Final = Features(prompt=0, tokens=0, nats=-1, surprise=-1, doubt=-1, margin=1)
-"""Of weights: a surer model has a better chance, whatever few answers say; 0: any."""
+"""Signs that weights may have: a surer model has a better chance, whatever few answers say; 0: any."""
 EVERY: Final = 8  # tokens between prefixes that are learnt from
 RIDGE: Final = 3.0  # on weights of features of unit variance
 Continued = Mapping[tuple[str, int], tuple[int, bool]]

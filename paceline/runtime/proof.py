@@ -19,11 +19,9 @@ from typing import Final, cast
 
 import msgspec
 
-from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, AggregatorName, OwnDist, make_aggregator
-from paceline.core.aggregation.weights import log_weight, side_weights
+from paceline.core.aggregation.aggregators import AggregatorName, make_aggregator
+from paceline.core.aggregation.weights import side_weights
 from paceline.core.batching.segment import Segment
-from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import filter_top, sample
 from paceline.engine.reader.question import separate_questions
 from paceline.errors import LinkError, PacelineError
 from paceline.rag.prompt import query_of
@@ -48,8 +46,7 @@ from paceline.runtime.sessions.prompts import PromptSet, prompts_of, query_with_
 from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.turnstile import Turnstile
 from paceline.strategies.base import SIDES, Branch, OutputRules, Side, other
-from paceline.strategies.decoding.branch_decoder import BranchMixer
-from paceline.strategies.decoding.prefix_tree import PrefixTree
+from paceline.strategies.proof import Share, TargetRule, log_h_of, tokens_owed
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, Options, stretch_of
 from paceline.wire.verify_messages import VerifyOptions
@@ -59,69 +56,6 @@ MAX_AGAIN: Final = 8  # times that both sides are asked for one answer: once, an
 
 class NotProvableError(PacelineError):
     """Why the rest of an answer is not computed again, as a sentence."""
-
-
-class Share:
-    """One side's part: its branches, which go on with the recorded tokens."""
-
-    def __init__(
-        self, rules: OutputRules, branches: Sequence[Branch], prefix: Sequence[int], *, rescoring: bool
-    ) -> None:
-        """prefix: output tokens of earlier stretches."""
-        self.branches = tuple(branches)
-        self._mixer = BranchMixer(rules, rescoring=rescoring, keep_heads=False)
-        self._tree = PrefixTree(len(prefix))
-        self._mixer.start(self.branches, tuple(prefix), self._tree.head)
-        self.first = len(prefix) - self._mixer.num_prefix_rows  # position of the first row that is needed
-
-    def take(self, rows: Sequence[Dist], text: Sequence[int], position: int) -> None:
-        """The next position's rows, one of each branch."""
-        tree = self._tree
-        if position < tree.head.position:
-            for branch, row in enumerate(rows):
-                self._mixer.take_prefix_rows(branch, (row,))
-            return
-        while tree.head.position < position:
-            tree.advance(text[tree.head.position])
-        self._mixer.score(tree.head, rows, text[:position] if self._mixer.needs_path else ())
-
-    @property
-    def dist(self) -> OwnDist:
-        """This side's distribution after the rows taken so far."""
-        own = self._tree.head.own_dist
-        assert own is not None, "its rows have been taken"
-        return own
-
-    @property
-    def log_h(self) -> float | None:
-        """Of its documents there."""
-        known = self._tree.head.log_evidence  # where scores follow the text
-        return log_h_of(self.branches) if known is None else known
-
-
-def log_h_of(branches: Sequence[Branch]) -> float | None:
-    scores = [branch.score for branch in branches if branch.score is not None]
-    return log_weight(scores) if scores else None
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """Which token follows from the distributions of the sides that count."""
-
-    rules: OutputRules
-    aggregator: Aggregator | None  # None: one side writes
-    log_h: Mapping[Side, float | None]  # of both sides, where both write and scores do not follow the text
-
-    def owed(self, shares: Mapping[Side, Share], position: int) -> int:
-        sampling, (side, *rest) = self.rules.sampling, shares
-        own = shares[side].dist
-        if self.aggregator is None:
-            return sample(filter_top(own.whole, sampling), sampling, position)
-        log_h = {each: share.log_h for each, share in shares.items()} if rest else self.log_h
-        theirs = self.aggregator.to_wire(rest[0], shares[rest[0]].dist, position, LAST_LEVEL) if rest else None
-        target = self.aggregator.decide(side, own, theirs, side_weights(log_h), position)
-        assert target is not None, "all is known"
-        return target.token
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +73,6 @@ class Again:
     def last(self) -> int:
         """The position after the last one that is judged."""
         return len(self.text) + self.record.ends
-
-    def judge(self, law: Law, shares: Mapping[Side, Share], first: int, rows: Sequence[Sequence[Dist]]) -> list[int]:
-        """The tokens owed. rows: of each branch of each share, from this position on."""
-        found: list[int] = []
-        for at in range(len(rows[0])):
-            branches = iter(rows)
-            for share in shares.values():
-                share.take([next(branches)[at] for _ in share.branches], self.text, first + at)
-            if first + at >= self.record.start:
-                found.append(law.owed(shares, first + at))
-        return found
 
 
 class Prover:
@@ -212,8 +135,8 @@ class Prover:
             counting = tuple(each for each, weight in side_weights(log_h).items() if weight > 0.0)
         known = all(each in branches for each in writers)
         if known and (counting == (side,) or record.peer_model == self._resources.info.fingerprint):
-            law = Law(again.rules, aggregator, log_h)
-            steps = self._computed(again, law, {each: branches[each] for each in counting})
+            rule = TargetRule(again.rules, aggregator, log_h)
+            steps = self._computed(again, rule, {each: branches[each] for each in counting})
         else:
             steps = self._asked(again, proof)
         async with aclosing(steps) as tokens:
@@ -313,12 +236,12 @@ class Prover:
 
     # ---- two ways to the tokens that are owed -----------------------------------------------------------------------
     async def _computed(
-        self, again: Again, law: Law, branches: Mapping[Side, Sequence[Branch]]
+        self, again: Again, rule: TargetRule, branches: Mapping[Side, Sequence[Branch]]
     ) -> AsyncGenerator[int, None]:
         """At this side alone."""
         resources, worker, text, start = self._resources, self._resources.worker, again.text, again.record.start
         rescoring = again.options.rescoring
-        shares = {side: Share(law.rules, each, text[:start], rescoring=rescoring) for side, each in branches.items()}
+        shares = {side: Share(rule.rules, each, text[:start], rescoring=rescoring) for side, each in branches.items()}
         parts = [(worker.allocate(), branch.prompt) for each in branches.values() for branch in each]
         first, end = next(iter(shares.values())).first, max(start, again.last - 1)  # rows, of these tokens
         claim = resources.claim([len(prompt) + end for _, prompt in parts], 1)
@@ -337,7 +260,7 @@ class Prover:
                 ]
                 rows = await asyncio.gather(*(worker.compute(segment, group) for segment in segments))
                 position = stop + 1 - len(rows[0])
-                for token in await asyncio.to_thread(again.judge, law, shares, position, rows):
+                for token in await asyncio.to_thread(tokens_owed, rule, shares, text, position, rows, start):
                     yield token
         finally:
             for seq, _ in parts:

@@ -10,5 +10,6 @@ pipeline        one side, whose draft tree flows through an engine of several st
 joint           both sides; what their machines do at each event, whatever they decide by and draft
 draft_verify    the device drafts, the cloud's model verifies (GELATO)
 aggregate       both sides, mixing their distributions token by token (DRAGON)
+proof           the tokens that an answer owes after those that are known, computed again
 decoding        sequences on the engine and the tree of prefixes, shared by all strategies
 """

@@ -1,4 +1,4 @@
-"""Redaction: laws of placeholders over any text, their restoring in any division, and a table of what is found."""
+"""Redaction: what holds of placeholders over any text, restoring in any division, and a table of what is found."""
 
 from __future__ import annotations
 
