@@ -17,6 +17,7 @@ import difflib
 import functools
 import logging
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,7 @@ from paceline.settings_tables import Table
 from paceline.system import is_others, open_mode, user_id
 
 DEFAULT_FILE = Path("paceline.toml")
+_USER: Final = re.compile(r"://[^\s,]*@")  # in a URL, with a password perhaps
 FOLDERS: Final[Mapping[str, tuple[str, ...]]] = {  # settings that name one, and files of a side
     "state_dir": ("keys.sqlite", "devices.sqlite", "responses.sqlite", "credentials.json", "docs/documents.sqlite"),
     "docs_dir": ("documents.sqlite",),
@@ -284,5 +286,5 @@ def _sentence(error: ValidationError, origins: Origins) -> str:
     path = next((path for path in (".".join(where[:2]), *where[:1]) if path in origins), None)
     if path is None:
         return message  # of several settings
-    shown = "(hidden)" if path in SECRETS else repr(fault["input"])
+    shown = "(hidden)" if path in SECRETS else _USER.sub("://...@", repr(fault["input"]))
     return f"{'.'.join(where)} = {shown} ({origins[path]}) cannot be used: {message[:1].lower()}{message[1:]}"

@@ -42,8 +42,9 @@ def test_variables_set_it_on_both_sides_and_nothing_shows_the_key(schema: type[N
 )
 def test_what_would_be_read_on_the_way_or_is_not_whole_is_refused(given: dict[str, str], sentence: str) -> None:
     changed = GIVEN | {f"PACELINE_OUTSIDE_{name}": value for name, value in given.items()}
-    with pytest.raises(ConfigError, match=sentence):
+    with pytest.raises(ConfigError, match=sentence) as refused:
         resolve(AgentSettings, {}, changed)
+    assert "secret" not in str(refused.value), "a password of a URL that is refused"
 
 
 def test_this_machine_may_be_asked_without_encryption() -> None:
