@@ -14,9 +14,9 @@
 - `serving`: the HTTP server against others on the same weights, its prefix cache, host time and memory.
 - `streamed_answer`, `wide_vocabulary`: parts of `aggregate`; `first_token`: of `ttft`; `guess_scores`: of `leakage`.
 - `real`: drafts and bytes of real models' answers. `greedy`: their text against transformers' and llama.cpp's.
-- `report`: options, claims and reports. `plots`: their pictures, and the page of `--report`. `models`: real models by
-  name, for `--models`. `bootstrap`: intervals. `terminal`: the recording in the README. `page_stream.mjs`: long
-  answers streaming into the web page, in Chromium.
+- `command`: `paceline bench`. `report`: options, claims and reports. `plots`: their pictures, and the page of
+  `--report`. `models`: real models by name, for `--models`. `bootstrap`: intervals. `terminal`: the
+  recording in the README. `page_stream.mjs`: long answers streaming into the web page, in Chromium.
   `aggregation/`, `drafting/`, `retrieval/`, `speculation/`: parts of the benches.
 
 Definitions of all numbers: METHODOLOGY.md. Dated results: LOG.md.

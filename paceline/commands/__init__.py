@@ -7,7 +7,6 @@ models     `paceline models`
 docs       `paceline docs`
 policy     `paceline policy`: documents that are asked for
 tables     `paceline tables`
-bench      `paceline bench`
 doctor     `paceline doctor`
 diagnosis  what `paceline doctor` looks at
 demo       a linked server and agent as processes, for `paceline demo` in `client`, benches and tests

@@ -14,12 +14,13 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands import bench, docs, doctor, models, policy, tables
+from paceline.commands import docs, doctor, models, policy, tables
 from paceline.commands.groups import ProgramContext
 from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
 GROUP = "paceline.commands"
+BENCH = EntryPoint("bench", "paceline.bench.command:register", GROUP)  # of this distribution, too
 
 
 def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
@@ -43,7 +44,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
             "paceline is not installed, so serve, agent and chat are missing: run `pip install -e .` in the checkout"
         )
     missing = []
-    for program in sorted(found, key=lambda entry: entry.name):
+    for program in sorted((*found, BENCH), key=lambda entry: entry.name):
         try:
             register = program.load()
         except ModuleNotFoundError as error:
@@ -54,7 +55,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
             register(app)
     if missing:
         _print_error(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
-    for builtin in (docs, policy, models, tables, doctor, bench):
+    for builtin in (docs, policy, models, tables, doctor):
         builtin.register(app)
     return app
 

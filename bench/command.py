@@ -1,6 +1,6 @@
-"""`paceline bench`: run one of the modules in `bench/`, show its claims, write its JSON and a page with its plots.
+"""`paceline bench`: run one of the modules beside this one, show its claims, write its JSON and a page with its plots.
 
-A module is a bench if it assigns NAME and SUMMARY and has run; `bench/report.py` defines its options and its report.
+A module is a bench if it assigns NAME and SUMMARY and has run; `report` defines its options and its report.
 Measures nothing itself. A claim that does not hold is no error: the figure is the result.
 """
 
@@ -25,7 +25,7 @@ import typer
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from bench.report import Claim  # `paceline.bench` once installed
+    from .report import Claim
 
 PACKAGE = "paceline.bench"
 ALL = "all"
@@ -147,18 +147,9 @@ def _make(folder: Path) -> None:
 
 
 def benches(package: str = PACKAGE) -> dict[str, ListedBench]:
-    """Benches by name, sorted, as their sources describe them: what one of them needs is no concern of the others.
-
-    Raises ConfigError where the package is not installed.
-    """
-    try:
-        parent = importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ConfigError(f"{package} is not installed: run `pip install -e .` in the checkout") from None
+    """Benches by name, sorted, as their sources describe them: what one of them needs is no concern of the others."""
     found = []
-    for info in pkgutil.iter_modules(parent.__path__, f"{package}."):
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
         spec = importlib.util.find_spec(info.name)
         if spec is not None and spec.origin is not None:
             constants = _constants(Path(spec.origin))
