@@ -10,11 +10,11 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Self
 
 from paceline.engine.base import ModelInfo
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
@@ -36,15 +36,13 @@ from paceline.system import trim_heap
 
 log = logging.getLogger("paceline.models")
 
-# Sums of what several engines have done.
-
-
 _COUNTED: Final = ("steps", "rows", "cached_rows", "preemptions")  # since the start; never fewer
 _HELD: Final = ("answers", "waiting")
 
 
 def total(first: Load, others: Iterable[Load]) -> Load:
-    """Of all engines; links are the first's, and memory has no bound where one engine's has none."""
+    """What several engines have done together; links are the first's, and memory has no bound where one engine's has
+    none."""
     loads = (first, *others)
     counts = {name: sum(getattr(load, name) for load in loads) for name in (*_COUNTED, *_HELD)}
     return replace(
@@ -65,31 +63,17 @@ def ended(load: Load) -> Load:
     return Load(**{name: getattr(load, name) for name in _COUNTED}, kv_rows=0, kv_free_rows=0)
 
 
-# One model that is loaded when it is first asked for, and can be unloaded while nobody uses it.
-
-
 Open = Callable[["ModelSlot"], Awaitable[AbstractAsyncContextManager[Node]]]
 """Loads the model of a slot into a node, which the slot enters and leaves. Raises PacelineError."""
-
-
-@dataclass(eq=False)
-class _Life:
-    """The model from one loading to its unloading."""
-
-    opened: asyncio.Future[Node]
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    task: asyncio.Task[None] | None = None
-
-    def fail(self, error: PacelineError) -> None:
-        """Tell those who wait for the loading, if any do."""
-        if not self.opened.done():
-            self.opened.set_exception(error)
-            self.opened.exception()  # nobody may be waiting any more
+Loading = asyncio.Task[tuple[Node, AsyncExitStack]]  # with what leaves the node
 
 
 class ModelSlot:
-    """Belongs to the loop of the server. Its node lives in a task of its own, so that a client that leaves while the
-    model is being loaded takes nothing with it."""
+    """One model that is loaded when it is first asked for, and can be unloaded while nobody uses it.
+
+    Belongs to the loop of the server. Loads in a task of its own, so that a client that leaves meanwhile takes nothing
+    with it.
+    """
 
     def __init__(
         self,
@@ -105,25 +89,24 @@ class ModelSlot:
         self.info = info
         self.is_joint = is_joint
         self.weights = weights
-        self.lost = asyncio.Event()  # its engine cannot be used any more
         self._open = open_node
         self._now = now
         self._users = 0
         self._used_at = now()
-        self._life: _Life | None = None
-        self._ending: asyncio.Task[None] | None = None  # of an earlier life
-        self._past = Load(kv_rows=0, kv_free_rows=0)  # of earlier lives
+        self._loading: Loading | None = None  # done: it is loaded
+        self._ending: asyncio.Task[None] | None = None  # the last unloading
+        self._past = Load(kv_rows=0, kv_free_rows=0)  # until then
 
     @property
     def node(self) -> Node | None:
         """None where it is not loaded."""
-        return self._life.opened.result() if self._life is not None and self.state == "loaded" else None
+        return self._loading.result()[0] if self._loading is not None and self.state == "loaded" else None
 
     @property
     def state(self) -> ModelState:
-        if self._life is None:
+        if self._loading is None:
             return "unloaded"
-        return "loaded" if self._life.opened.done() else "loading"
+        return "loaded" if self._loading.done() else "loading"
 
     @property
     def idle_s(self) -> float | None:
@@ -145,18 +128,20 @@ class ModelSlot:
 
     async def take(self) -> Node:
         """As `used`, until `give_back`."""
-        if self._life is None:
-            self._life = _Life(asyncio.get_running_loop().create_future())
-            self._life.task = asyncio.create_task(self._live(self._life, self._ending))
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._load(self._ending))
+            self._loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
+        loading = self._loading
         self._users += 1
         try:
-            return await asyncio.shield(self._life.opened)
-        except PacelineError as error:
+            return (await asyncio.shield(loading))[0]
+        except BaseException as error:
             self.give_back()
-            raise _unavailable(self.info.name, str(error)) from error
-        except BaseException:  # the client has left
-            self.give_back()
-            raise
+            if loading.cancelled():
+                raise _unavailable(self.info.name, "the program ends") from error
+            if isinstance(error, PacelineError):
+                raise _unavailable(self.info.name, str(error)) from error
+            raise  # the client has left
 
     def give_back(self) -> None:
         self._users -= 1
@@ -173,53 +158,40 @@ class ModelSlot:
 
     async def close(self) -> None:
         """Unload it in any case; its answers fail."""
-        if self._life is not None:
-            await self._end(self._life)
-        elif self._ending is not None:
+        if self._loading is not None:
+            self._past = ended(self.load())
+            self._ending, self._loading = asyncio.create_task(self._leave(self._loading)), None
+        if self._ending is not None:
             await asyncio.wait([self._ending])
         # A model's modules refer to each other in circles, and glibc keeps what is freed. Nothing here may hold the
         # node by now.
         await asyncio.to_thread(_give_back_memory)
 
-    async def _end(self, life: _Life) -> None:
-        assert life.task is not None
-        self._past = ended(self.load())
-        self._life, self._ending = None, life.task
-        life.stop.set()
-        if not life.opened.done():
-            life.task.cancel()
-        await asyncio.wait([life.task])
-        life.fail(EngineError("the program ends"))
-
-    async def _live(self, life: _Life, earlier: asyncio.Task[None] | None) -> None:
+    async def _load(self, ending: asyncio.Task[None] | None) -> tuple[Node, AsyncExitStack]:
         try:
-            if earlier is not None:
-                await asyncio.wait([earlier])  # two of the same would need memory twice
-            began = self._now()
-            async with await self._open(self) as node:
-                self.info = node.models()[0]
-                log.info("%s is loaded, %.1f s", self.info.name, self._now() - began)
-                life.opened.set_result(node)
-                await self._until_stopped(life, node)
-        except Exception as error:
-            if life.opened.done() or not isinstance(error, PacelineError):
-                log.exception("%s cannot be loaded, or not be unloaded", self.info.name)
-            life.fail(error if isinstance(error, PacelineError) else EngineError(str(error)))
-        finally:
-            if self._life is life:
-                self._life = None
+            if ending is not None:
+                await asyncio.wait([ending])  # two of the same would need memory twice
+            began, entered = self._now(), AsyncExitStack()
+            node = await entered.enter_async_context(await self._open(self))
+        except BaseException as error:
+            if self._loading is asyncio.current_task():
+                self._loading = None
+            if isinstance(error, PacelineError) or not isinstance(error, Exception):
+                raise
+            log.exception("%s cannot be loaded", self.info.name)
+            raise EngineError(str(error)) from error
+        self.info = node.models()[0]
+        log.info("%s is loaded, %.1f s", self.info.name, self._now() - began)
+        return node, entered
 
-    async def _until_stopped(self, life: _Life, node: Node) -> None:
-        lost = asyncio.create_task(node.worker.lost.wait())
-        stopped = asyncio.create_task(life.stop.wait())
-        try:
-            await asyncio.wait((lost, stopped), return_when=asyncio.FIRST_COMPLETED)
-            if lost.done():
-                self.lost.set()
-            await stopped
-        finally:
-            lost.cancel()
-            stopped.cancel()
+    async def _leave(self, loading: Loading) -> None:
+        loading.cancel()  # without effect where it is loaded
+        await asyncio.wait([loading])
+        if not loading.cancelled() and loading.exception() is None:
+            try:
+                await loading.result()[1].aclose()
+            except Exception:
+                log.exception("%s cannot be unloaded", self.info.name)
 
 
 def _unavailable(name: str, why: str) -> RequestError:
@@ -242,17 +214,13 @@ def _give_back_memory() -> None:
             torch.cuda.empty_cache()
 
 
-# Which models are unloaded, and when: those that were idle for long, and the longest idle ones where memory is short.
-#
-# A model that is being used is never among them.
-
-
 OVERHEAD: Final = 1.25  # of what a model takes, to the size of its weights
 SHORT: Final = 1 / 16  # of all memory: with less left, idle models go
 
 
 class ModelMemory:
-    """The models that are loaded on demand. Belongs to the loop of the server."""
+    """The models that are loaded on demand, and which of them are unloaded: those that were idle for long, and the
+    longest idle ones where memory is short. Belongs to the loop of the server."""
 
     def __init__(self, *, idle_s: float, free: Callable[[], int], total: int) -> None:
         """idle_s: after which a model is unloaded. free, total: bytes of the memory that models are loaded into."""
@@ -291,20 +259,16 @@ class ModelMemory:
         return self.slots[max(idle)[1]] if idle else None
 
 
-# The `Service` over a node that is always there and further models that are loaded on demand.
-#
-# Documents, admission, embedder and links are the first node's. A link joins the first models of both sides, whose
-# tokenizers are the same; a further model with that tokenizer asks the peer's first model likewise, another writes
-# alone.
-
-
-T = TypeVar("T")
-
-WATCH_S: Final = 1.0  # between looks at what is idle
+WATCH_S: Final = 1.0  # between looks at what is idle, or lost
 
 
 class ServedModels:
-    """Use as an async context manager inside that of the first node, on the loop that serves it."""
+    """The `Service` over a node that is always there and further models that are loaded on demand.
+
+    Documents, admission, embedder and links are the first node's. A link joins the first models of both sides, whose
+    tokenizers are the same; a further model with that tokenizer asks the peer's first model likewise, another writes
+    alone. Use as an async context manager inside that of the first node, on the loop that serves it.
+    """
 
     aliases: Mapping[str, str] = {}  # replaced at the start, never changed
 
@@ -320,18 +284,18 @@ class ServedModels:
         self._slots = {slot.info.name: slot for slot in memory.slots}
         assert len(self._slots) == len(memory.slots) and first.models()[0].name not in self._slots, "names are unique"
         self._memory = memory
-        self._unloading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._unloading = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._unloading is not None:
-            self._unloading.cancel()
-            await asyncio.wait([self._unloading])
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait([self._watching])
         for slot in self._slots.values():
             await slot.close()
 
@@ -354,21 +318,15 @@ class ServedModels:
 
     async def until_lost(self) -> None:
         """Wait until the engine of one of the models cannot be used any more."""
-        waits = [asyncio.create_task(lost.wait()) for lost in (self._first.worker.lost, *self._losses())]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        while self.lost is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._first.worker.lost.wait(), WATCH_S)
 
     @property
     def lost(self) -> EngineLost | None:
         """Why one of them cannot be used any more; None while all can."""
         further = (slot.node.lost for slot in self._slots.values() if slot.node is not None)
         return self._first.lost or next(filter(None, further), None)
-
-    def _losses(self) -> Iterator[asyncio.Event]:
-        return (slot.lost for slot in self._slots.values())
 
     # ---- of each model ----------------------------------------------------------------------------------------------
     def models(self) -> Sequence[ModelInfo]:
