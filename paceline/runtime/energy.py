@@ -31,20 +31,17 @@ from paceline.secret_files import private_folder, read_private, write_private
 from paceline.settings_tables import ENERGY
 from paceline.wire.messages import Options
 
-# Power of a machine that runs on its battery, from Linux's power supply class.
-#
-# Measured: everything, the screen too. Nothing while it charges or the mains feed it. Batteries show a new value every
-# few seconds. Source: https://www.kernel.org/doc/html/latest/power/power_supply_class.html
-
-
 POWER_SUPPLY: Final = Path("/sys/class/power_supply")
 LOOK_S: Final = 1.0  # reading one may take milliseconds
 _MICRO: Final = 1e-6
-_JOULES: Final = 3600.0 * _MICRO  # in a microwatt-hour
 
 
 class Battery:
-    """All batteries together. Raises MeterUnreadable where there are none, or they tell neither power nor energy."""
+    """Power of a machine that runs on its batteries, from Linux's power supply class: everything, the screen too.
+
+    They show a new value every few seconds. Raises MeterUnreadable where there are none, or one tells no power. Source:
+    https://www.kernel.org/doc/html/latest/power/power_supply_class.html
+    """
 
     def __init__(self, clock: Callable[[], float], folder: Path = POWER_SUPPLY) -> None:
         """clock: s, any origin."""
@@ -52,56 +49,27 @@ class Battery:
         self._batteries = [each for each in sorted(folder.glob("*")) if _is_of_machine(each)]
         if not self._batteries:
             raise MeterUnreadable("this machine has no battery")
-        if not all(_tells(each) for each in self._batteries):
-            raise MeterUnreadable("its battery tells neither power_now nor energy_now")
-        self._looked: float | None = None
-        self._shown: float | MeterUnreadable = MeterUnreadable("not looked yet")
-        self._energy: tuple[float, float] | None = None  # when it last changed, and what it was then, J
+        if any(_power(each) is None for each in self._batteries):
+            raise MeterUnreadable("its battery tells neither power_now nor current_now")
+        self._looked = -math.inf
+        self._shown: float | None = None  # W; None: not while it charges or the mains feed it
         self.description = "battery, " + ", ".join(each.name for each in self._batteries)
 
     def watts(self) -> float:
         """Power now, as of the last second. Raises MeterUnreadable."""
         now = self._clock()
-        if self._looked is None or now - self._looked >= LOOK_S:
-            self._looked = now
-            try:
-                self._shown = self._look(now)
-            except MeterUnreadable as error:
-                self._shown = error
-        if isinstance(self._shown, MeterUnreadable):
-            raise self._shown
-        return self._shown
-
-    def _look(self, now: float) -> float:
-        states = {_word(each, "status") for each in self._batteries}
-        if "Charging" in states or "Discharging" not in states:
-            self._energy = None
+        if now - self._looked >= LOOK_S:
+            states = {_word(each, "status") for each in self._batteries}
+            runs = "Discharging" in states and "Charging" not in states
+            self._looked, self._shown = now, sum(_power(each) or 0.0 for each in self._batteries) if runs else None
+        if self._shown is None:
             raise MeterUnreadable("the machine does not run on its battery")
-        powers = [_power(each) for each in self._batteries]
-        if None not in powers:
-            return sum(power for power in powers if power is not None)
-        return self._slope(now, sum(_number(each, "energy_now") or 0.0 for each in self._batteries) * _JOULES)
-
-    def _slope(self, now: float, left: float) -> float:
-        """Mean power between the last two changes of the energy left."""
-        last = self._energy
-        if last is None or left > last[1]:
-            self._energy = now, left
-        elif left < last[1] and now > last[0]:
-            self._energy = now, left
-            return (last[1] - left) / (now - last[0])
-        elif isinstance(self._shown, float):
-            return self._shown  # it has not changed since
-        raise MeterUnreadable("its battery has not shown a change yet")
+        return self._shown
 
 
 def _is_of_machine(battery: Path) -> bool:
     """Those of mice and telephones have the scope Device."""
     return _word(battery, "type") == "Battery" and _word(battery, "scope") != "Device"
-
-
-def _tells(battery: Path) -> bool:
-    return _power(battery) is not None or _number(battery, "energy_now") is not None
 
 
 def _power(battery: Path) -> float | None:
@@ -127,17 +95,15 @@ def _word(folder: Path, name: str) -> str:
         return ""
 
 
-# Energy of one of NVIDIA's GPUs, from its own counter (Volta and later), through the library `nvidia-ml-py`.
-#
-# The counter is refreshed some ten times a second: it is right over many steps, not for one. Measured: the whole
-# board, idle power and other programs' work included. Not handled: a part of a GPU (MIG), which has no counter.
-
-
 _MILLI: Final = 1e-3
 
 
 class Nvml:
-    """Raises MeterUnreadable without the library, its driver, that GPU or its counter."""
+    """Energy of one of NVIDIA's GPUs, from its own counter (Volta and later): the whole board, idle power and other
+    programs' work included. It is refreshed some ten times a second: right over many steps, not for one.
+
+    Raises MeterUnreadable without the library, its driver, that GPU or its counter, which a part of one (MIG) has not.
+    """
 
     def __init__(self, uuid: str | None = None, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")):
         """uuid: of the GPU, as CUDA tells it, since the two number GPUs differently; None: the first one. load: the
@@ -151,7 +117,7 @@ class Nvml:
             name = None if uuid is None else uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
             by_index, by_uuid = self._nvml.nvmlDeviceGetHandleByIndex, self._nvml.nvmlDeviceGetHandleByUUID
             self._gpu = by_index(0) if name is None else by_uuid(name)
-            self.description = f"NVML, {_text(self._nvml.nvmlDeviceGetName(self._gpu))}"
+            self.description = f"NVML, {self._nvml.nvmlDeviceGetName(self._gpu)}"
         except self._nvml.NVMLError as error:
             raise MeterUnreadable(f"NVML cannot be used: {error}") from None
         self.read()
@@ -162,16 +128,6 @@ class Nvml:
             return [MeterReading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
         except self._nvml.NVMLError as error:
             raise MeterUnreadable(f"NVML shows no energy: {error}") from None
-
-
-def _text(name: str | bytes) -> str:
-    return name.decode("utf-8", "replace") if isinstance(name, bytes) else name
-
-
-# Energy of processors, from the counters of Linux's powercap (RAPL, of Intel and AMD).
-#
-# Measured: processor packages and, where the machine tells it apart, their memory; not disks, radio, screen, fans or a
-# GPU. Zones: https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
 
 
 POWERCAP: Final = Path("/sys/class/powercap")
@@ -191,9 +147,11 @@ class Zone:
 
 
 class Rapl:
-    """The counters that do not overlap: packages, and memory beside them.
+    """Energy of processors, from the counters of Linux's powercap (Intel's and AMD's) that do not overlap: packages,
+    and memory beside them; not disks, radio, screen, fans or a GPU.
 
-    Raises MeterUnreadable where there are none, or where they cannot be read.
+    Raises MeterUnreadable where there are none, or where they cannot be read. Zones:
+    https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
     """
 
     def __init__(self, folder: Path = POWERCAP) -> None:
@@ -236,9 +194,6 @@ def _counter(file: Path) -> float:
         ) from None
     except (OSError, ValueError) as error:
         raise MeterUnreadable(f"{file} cannot be read: {error}") from None
-
-
-# The meter of a side: what this machine measures, else what a model of it says; found at start-up, or named.
 
 
 _GIGA: Final = 1e9
@@ -295,18 +250,12 @@ def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> Chos
                 raise ConfigError(f"energy.meter = {name} cannot be used: {error}. Use auto, or power.") from None
             tried.append(str(error))
             continue
-        return ChosenMeter(MeterWithSubstitute(meter, model, _Failed(each, model_text)), f"measured: {text}")
+
+        def failed(why: str, of: str = each) -> None:
+            log.warning("energy is not measured by %s for now (%s); %s", of, why, model_text)
+
+        return ChosenMeter(MeterWithSubstitute(meter, model, failed), f"measured: {text}")
     return ChosenMeter(model, f"{model_text}; not measured: {'; '.join(tried)}", tuple(tried))
-
-
-class _Failed:
-    """Says that a meter has ceased to work."""
-
-    def __init__(self, name: str, instead: str) -> None:
-        self._name, self._instead = name, instead
-
-    def __call__(self, why: str) -> None:
-        log.warning("energy is not measured by %s for now (%s); %s", self._name, why, self._instead)
 
 
 def _measuring(name: str, machine: MeterSources) -> tuple[StepMeter, str]:
@@ -334,19 +283,17 @@ def _modelled(name: MeterName, powers: Powers, machine: MeterSources) -> tuple[S
     return PowerMeter("power", lambda: watts, machine.clock, measured=False), text
 
 
-# The energy that a device has spent beyond its budget, kept in its state directory over restarts.
-#
-# Written whole or not at all, every half minute in which it has changed, and at the end. What a crash loses is the
-# drafting of half a minute. Not handled: two agents on one state directory; the later one's value stays.
-
-
 FILE: Final = "energy.json"
 FORMAT: Final = 1
 SAVE_S: Final = 30.0
 
 
 class DebtFile:
-    """Methods may be called on any thread, one at a time."""
+    """The energy that a device has spent beyond its budget, kept in its state directory over restarts.
+
+    Written every `SAVE_S` in which it has changed, and at the end. Methods may be called on any thread, one at a time.
+    Not handled: two agents on one state directory; the later one's value stays.
+    """
 
     def __init__(self, state_dir: Path) -> None:
         self.path = state_dir / FILE
@@ -384,12 +331,10 @@ class DebtFile:
         return joules
 
 
-# Energy of one side of the program: its meter, its radio's power, its budget, and the debt to that budget.
-
-
 @dataclass(slots=True)
 class SideEnergy:
-    """By default of a side that knows nothing of its energy."""
+    """Energy of one side of the program: its meter, its radio's power, its budget, and the debt to that budget; by
+    default of a side that knows nothing of it."""
 
     meter: StepMeter | None = None
     send_w: float = 0.0  # while sending

@@ -97,8 +97,8 @@ class FakeNvml(SimpleNamespace):
             raise self.NVMLError("Not Found")
         return 0
 
-    def nvmlDeviceGetName(self, gpu: int) -> bytes:  # noqa: N802, ARG002
-        return b"NVIDIA H200"
+    def nvmlDeviceGetName(self, gpu: int) -> str:  # noqa: N802, ARG002
+        return "NVIDIA H200"
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: int) -> int:  # noqa: N802, ARG002
         if self.millijoules is None:
@@ -172,23 +172,11 @@ def test_while_it_charges_it_measures_nothing_and_the_model_stands_in(
     assert len(caplog.records) == 1
 
 
-def test_a_battery_that_tells_its_energy_alone_gives_the_power_between_changes(tmp_path: Path) -> None:
-    path, clock = battery(tmp_path, energy_now=50_000_000), Clock()
-    found = Battery(clock, tmp_path)
-    with pytest.raises(MeterUnreadable, match="has not shown a change yet"):
-        found.watts()
-    clock.now = 10.0
-    (path / "energy_now").write_text("49990000")  # 10 mWh less: 36 J
-    assert found.watts() == pytest.approx(3.6)
-    clock.now = 12.0
-    assert found.watts() == pytest.approx(3.6), "until it changes again"
-
-
 def test_a_machine_without_a_battery_or_a_telling_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(MeterUnreadable, match="no battery"):
         Battery(Clock(), tmp_path)
     battery(tmp_path, capacity=80)
-    with pytest.raises(MeterUnreadable, match="neither power_now nor energy_now"):
+    with pytest.raises(MeterUnreadable, match="neither power_now nor current_now"):
         Battery(Clock(), tmp_path)
 
 
