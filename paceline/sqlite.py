@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import private_folder
-from paceline.sql import Changes, DuplicateRow, Home, Mode, SqlConnection, StorePlace
+from paceline.sql import Changes, DuplicateRow, Home, Mode, SqlConnection, StorePlace, prepare, transaction
 
 BUSY_S = 30.0  # longest wait for another process's transaction
 
@@ -160,6 +160,40 @@ class SqliteFile:
         except FileNotFoundError:
             return None
         return status.st_dev, status.st_ino
+
+
+class OwnRows:
+    """The rows of a small store that this machine keeps for itself, in a file or in memory. Safe to use from several
+    threads; methods block for a disk access."""
+
+    def __init__(self, path: Path | None, kind: str, version: int, schema: Iterable[str], advice: str) -> None:
+        """kind: as of `speaking`. advice: as of `sql.prepare`. Raises ConfigError and StorageError where it cannot be
+        used."""
+        self._file = SqliteFile(path, kind)
+        self._lock = threading.Lock()
+        with self._file.explained():
+            self._rows = self._file.connect()
+            try:
+                prepare(self._rows, self._file.name, version, schema, advice)
+            except BaseException:
+                self._rows.close()
+                raise
+
+    def close(self) -> None:
+        with self._lock:
+            self._rows.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[SqliteConnection]:
+        """Raises StorageError."""
+        with self._lock, self._file.explained():
+            yield self._rows
+
+    @contextmanager
+    def changing(self) -> Iterator[SqliteConnection]:
+        """In one transaction. Raises StorageError."""
+        with self.reading() as rows, transaction(rows):
+            yield rows
 
 
 def place_in(state: Path | Home, store: str, kind: str) -> StorePlace:

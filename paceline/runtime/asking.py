@@ -12,9 +12,9 @@ import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,19 +27,10 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
-from paceline.sql import prepare, transaction
-from paceline.sqlite import SqliteConnection, connect, speaking
+from paceline.sqlite import OwnRows, SqliteConnection
 from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")
-
-# The log of what a cloud asked a device, for the device's owner: questions, documents read, bytes sent, outcome.
-#
-# A SQLite file that other processes may read at any time. An entry is on disk before a document is read for it, so
-# that no crash hides a reading. Holds no text of documents. Bounded: entries older than `MAX_AGE_S` go, and beyond
-# `MAX_ENTRIES` the oldest; refused questions have a bound of their own, so that a flood of them pushes out no entry of
-# a reading. Methods block for a disk access and may be called from any thread.
-
 
 FILE = "asking.sqlite"
 MAX_AGE_S = 90 * 86_400.0
@@ -64,7 +55,8 @@ _SCHEMA = (
     "CREATE INDEX questions_began ON questions (refused, began)",
     "CREATE TABLE answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID",  # see `EnrolmentAnswers`
 )
-_COLUMNS = "id, began, asker, question, privacy, refused, times, documents, sent, tokens, outcome"
+_KIND = "an activity log"
+_ADVICE = "remove the file: what was asked is forgotten, and who may ask"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +66,6 @@ class CloudQuestion:
     asker: str
     text: str
     privacy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Refusals of one kind, the first of them in full."""
-
-    question: CloudQuestion
-    reason: str
-    times: int
-    entry: int | None = None  # the entry to which they are added; None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +82,23 @@ class Activity:
     outcome: str | None  # None: under way
 
 
-def open_file(path: Path) -> SqliteConnection:
-    """Raises ConfigError for a file of another format, and as `paceline.sqlite.connect`."""
-    rows = connect(path)
-    try:
-        prepare(rows, path, _VERSION, _SCHEMA, "remove the file: what was asked is forgotten, and who may ask")
-    except BaseException:
-        rows.close()
-        raise
-    return rows
-
-
 class ActivityLog:
-    """The log in a state directory. Raises ConfigError when its file cannot be used."""
+    """The log of what a cloud asked a device, for the device's owner: questions, documents read, bytes sent, outcome.
+
+    A SQLite file in the state directory that other processes may read at any time. An entry is on disk before a
+    document is read for it, so that no crash hides a reading. Holds no text of documents. Bounded: entries older than
+    `MAX_AGE_S` go, and beyond `MAX_ENTRIES` the oldest; refused questions have a bound of their own, so that a flood
+    of them pushes out no entry of a reading. Methods block for a disk access and may be called from any thread.
+    """
 
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
-        self.path = state_dir / FILE
+        """Raises ConfigError when the file cannot be used."""
         self._now = now
-        self._lock = threading.Lock()
         self._written = 0
-        with self._speaking():
-            self._rows = open_file(self.path)
+        self._rows = _opened(state_dir)
 
     def close(self) -> None:
-        with self._lock:
-            self._rows.close()
+        self._rows.close()
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def recover(self) -> None:
@@ -133,136 +107,107 @@ class ActivityLog:
 
     def begin(self, question: CloudQuestion) -> int:
         """Write an entry for a question whose documents are about to be read. Returns its id."""
-        with self._changing():
-            return self._insert(question, None)
+        with self._rows.changing() as rows:
+            return self._insert(rows, question, None)
 
-    def refuse(self, refusals: Sequence[Refusal]) -> list[int]:
-        """Write refusals: new entries, or more times for those that have one. Returns their entries."""
-        with self._changing():
-            return [self._refuse(refusal) for refusal in refusals]
-
-    def _refuse(self, refusal: Refusal) -> int:
-        entry, more = refusal.entry, refusal.times
-        if entry is None:
-            entry, more = self._insert(refusal.question, REFUSED + refusal.reason), refusal.times - 1
-        if more:
-            self._rows.execute("UPDATE questions SET times = times + ? WHERE id = ?", (more, entry))
-        return entry
+    def refuse(self, question: CloudQuestion, reason: str, times: int) -> None:
+        """Write refusals for one reason, of which this question was the first: a new entry, or more times in that of
+        the last minute."""
+        outcome = REFUSED + reason
+        with self._rows.changing() as rows:
+            known = rows.execute(
+                "UPDATE questions SET times = times + ? WHERE refused AND began > ? AND asker = ? AND outcome = ?",
+                (times, self._now() - MINUTE_S, printable(question.asker), outcome),
+            )
+            if not known.rowcount:
+                self._insert(rows, question, outcome, times)
 
     def read(self, entry: int, documents: Sequence[str]) -> None:
         """Note the ids of the documents that an answer reads."""
         self._write("UPDATE questions SET documents = ? WHERE id = ?", json.dumps(list(documents)), entry)
 
     def end(self, entry: int, outcome: str, sent: Mapping[str, int], tokens: int) -> None:
-        self._write(
-            "UPDATE questions SET outcome = ?, sent = ?, tokens = ? WHERE id = ?",
-            outcome,
-            json.dumps(dict(sent)),
-            tokens,
-            entry,
-        )
+        done = outcome, json.dumps(dict(sent)), tokens, entry
+        self._write("UPDATE questions SET outcome = ?, sent = ?, tokens = ? WHERE id = ?", *done)
 
-    def _insert(self, question: CloudQuestion, outcome: str | None) -> int:
+    def _insert(self, rows: SqliteConnection, question: CloudQuestion, outcome: str | None, times: int = 1) -> int:
         if self._written % _TRIM_EVERY == 0:
-            self._trim()
+            self._trim(rows)
         self._written += 1
-        done = self._rows.execute(
+        text, asker = printable(question.text)[:MAX_QUESTION], printable(question.asker)
+        done = rows.execute(
             "INSERT INTO questions (began, asker, question, privacy, refused, times, documents, sent, tokens, outcome) "
-            "VALUES (?, ?, ?, ?, ?, 1, '[]', '{}', 0, ?)",
-            (
-                self._now(),
-                printable(question.asker),
-                printable(question.text)[:MAX_QUESTION],
-                question.privacy,
-                outcome is not None,
-                outcome,
-            ),
+            "VALUES (?, ?, ?, ?, ?, ?, '[]', '{}', 0, ?)",
+            (self._now(), asker, text, question.privacy, outcome is not None, times, outcome),
         )
         assert done.lastrowid is not None, "an insertion has an id"
         return done.lastrowid
 
-    def _trim(self) -> None:
-        self._rows.execute("DELETE FROM questions WHERE began < ?", (self._now() - MAX_AGE_S,))
+    def _trim(self, rows: SqliteConnection) -> None:
+        rows.execute("DELETE FROM questions WHERE began < ?", (self._now() - MAX_AGE_S,))
         for refused in (False, True):
-            self._rows.execute(
+            rows.execute(
                 "DELETE FROM questions WHERE refused = ? AND id <= (SELECT id FROM questions WHERE refused = ? "
                 "ORDER BY id DESC LIMIT 1 OFFSET ?)",
                 (refused, refused, MAX_ENTRIES - _TRIM_EVERY),
             )
 
     def _write(self, statement: str, *values: object) -> None:
-        with self._lock, self._speaking():
-            self._rows.execute(statement, values)
+        with self._rows.reading() as rows:
+            rows.execute(statement, values)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def recent(self, count: int) -> list[Activity]:
         """The newest entries, oldest first."""
-        with self._lock, self._speaking():
-            rows = self._rows.execute(f"SELECT {_COLUMNS} FROM questions ORDER BY id DESC LIMIT ?", (count,)).fetchall()
-        return [_activity(row) for row in reversed(rows)]
+        with self._rows.reading() as rows:
+            found = rows.execute(
+                "SELECT began, asker, question, privacy, refused, times, documents, sent, tokens, outcome "
+                "FROM questions ORDER BY id DESC LIMIT ?",
+                (count,),
+            ).fetchall()
+        return [
+            Activity(
+                when, asker, text, level, bool(refused), times, tuple(json.loads(ids)), json.loads(sent), tokens, end
+            )
+            for when, asker, text, level, refused, times, ids, sent, tokens, end in reversed(found)
+        ]
 
     def admitted_since(self, moment: float) -> list[float]:
         """Times of the questions admitted since then, in s since 1970."""
-        with self._lock, self._speaking():
-            found = self._rows.execute(
+        with self._rows.reading() as rows:
+            found = rows.execute(
                 "SELECT began FROM questions WHERE refused = FALSE AND began > ? ORDER BY began", (moment,)
             )
             return [began for (began,) in found]
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        with self._lock, self._speaking(), transaction(self._rows):
-            yield
 
-    def _speaking(self) -> AbstractContextManager[None]:
-        return speaking(self.path, "an activity log")
-
-
-def _activity(row: tuple[int, float, str, str, str, int, int, str, str, int, str | None]) -> Activity:
-    _, began, asker, question, privacy, refused, times, documents, sent, tokens, outcome = row
-    return Activity(
-        began,
-        asker,
-        question,
-        privacy,
-        bool(refused),
-        times,
-        tuple(json.loads(documents)),
-        json.loads(sent),
-        tokens,
-        outcome,
-    )
-
-
-# What a device's owner answered at enrolment: who among a cloud's clients may ask. Kept beside the activity log.
-#
-# A setting comes before the answer. Without either nobody may ask.
+def _opened(state_dir: Path) -> OwnRows:
+    return OwnRows(state_dir / FILE, _KIND, _VERSION, _SCHEMA, _ADVICE)
 
 
 class EnrolmentAnswers:
-    """The answers in a state directory, by cloud. Raises ConfigError when their file cannot be used."""
+    """What a device's owner answered at enrolment, by cloud: who among its clients may ask. Kept beside the activity
+    log. Raises ConfigError when the file cannot be used."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / FILE
+        self._state_dir = state_dir
 
     def get(self, cloud: str) -> MayAsk | None:
         """The answer for this cloud, by its URL; None where there is none. Creates no file."""
-        if not self.path.exists():
+        if not (self._state_dir / FILE).exists():
             return None
-        with self._speaking(), closing(open_file(self.path)) as rows:
+        with closing(_opened(self._state_dir)) as opened, opened.reading() as rows:
             found = rows.execute("SELECT may_ask FROM answers WHERE cloud = ?", (_place(cloud),)).fetchone()
         return None if found is None else MayAsk.parse(found[0])
 
     def put(self, cloud: str, may_ask: MayAsk) -> None:
-        with self._speaking(), closing(open_file(self.path)) as rows:
+        with closing(_opened(self._state_dir)) as opened, opened.reading() as rows:
             rows.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (_place(cloud), str(may_ask)))
-
-    def _speaking(self) -> AbstractContextManager[None]:
-        return speaking(self.path, "an activity log")
 
 
 def permission(settings: AgentSettings) -> tuple[MayAsk, str]:
-    """Who may ask this device, and where that was said. Raises ConfigError for answers that cannot be read."""
+    """Who may ask this device, and where that was said: a setting comes before the answer at enrolment. Raises
+    ConfigError for answers that cannot be read."""
     if settings.cloud_may_ask is not None:
         return MayAsk.parse(settings.cloud_may_ask), "as set"
     answered = None if settings.cloud is None else EnrolmentAnswers(settings.state_dir).get(settings.clouds[0])
@@ -275,16 +220,13 @@ def _place(cloud: str) -> str:
     return url.netloc.lower() + url.path.rstrip("/")
 
 
-# How many questions of the cloud a device answers in a minute and in an hour. The time is an argument.
-
-
 MINUTE_S = 60.0
 HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class AskLimits:
-    """0: none."""
+    """How many questions of the cloud a device answers. 0: any number."""
 
     per_minute: int = 60  # a person whose front end asks four times a message
     per_hour: int = 1200
@@ -312,64 +254,44 @@ class AskCounter:
         return None
 
 
-# Refused questions on their way to the activity log: those of one minute, reason and key become one entry.
-#
-# A cloud may send thousands a second. What is kept of them, and the disk accesses, do not grow with their number.
-
-
 MAX_KINDS = 16  # a minute; further ones share an entry
 _OTHERS = "for further reasons, or of further keys"
 
-_Kind = tuple[int, str, str]  # minute, reason, key
-
 
 class Refusals:
-    """`add` belongs to the event loop; what is pending is written on the writer's thread, all at once."""
+    """Refused questions on their way to the activity log: those of one minute, reason and key become one entry.
 
-    def __init__(self, activity: ActivityLog, submit: Callable[[Callable[[], None]], object]) -> None:
-        """submit: runs a function on the writer's thread, after those before it."""
-        self._activity = activity
-        self._submit = submit
-        self._lock = threading.Lock()  # of the two below
-        self._pending: dict[_Kind, Refusal] = {}
-        self._submitted = False  # a writing of them
-        self._kinds: set[_Kind] = set()  # of the newest minute; the event loop's
-        self._entries: dict[_Kind, int] = {}  # of the newest minute; the writer's
+    A cloud may send thousands a second. What is kept of them, and the disk accesses, do not grow with their number.
+    `add` belongs to the event loop; what is pending is written on the writer's thread, all at once.
+    """
+
+    def __init__(self, later: Callable[[Callable[[ActivityLog], None]], None]) -> None:
+        """later: see `CloudAsks.later`."""
+        self._later = later
+        self._lock = threading.Lock()
+        self._pending: dict[tuple[str, str], tuple[CloudQuestion, int]] = {}  # the first, and how many; by reason, key
+        self._minute, self._kinds = 0, set[tuple[str, str]]()  # of the newest one; the event loop's
 
     def add(self, question: CloudQuestion, reason: str, now: float) -> None:
         """Note one refusal. now: s."""
-        kind = int(now // MINUTE_S), reason, question.asker
-        self._kinds = {each for each in self._kinds if each[0] == kind[0]}
+        if self._minute != (minute := int(now // MINUTE_S)):
+            self._minute, self._kinds = minute, set()
+        kind = reason, question.asker
         if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
-            reason = _OTHERS
-            kind = kind[0], reason, ""
+            question, kind = replace(question, asker=""), (_OTHERS, "")
         self._kinds.add(kind)
         with self._lock:
-            waiting = self._pending.get(kind)
-            times = 1 if waiting is None else waiting.times + 1
-            self._pending[kind] = replace(waiting or Refusal(question, reason, 0), times=times)
-            submits, self._submitted = not self._submitted, True
-        if submits:
-            self._submit(self._write)
+            is_first = not self._pending
+            first, times = self._pending.get(kind, (question, 0))
+            self._pending[kind] = first, times + 1
+        if is_first:
+            self._later(self._write)
 
-    def _write(self) -> None:
+    def _write(self, activity: ActivityLog) -> None:
         with self._lock:
-            pending, self._pending, self._submitted = self._pending, {}, False
-        refusals = [replace(refusal, entry=self._entries.get(kind)) for kind, refusal in pending.items()]
-        newest = max(minute for minute, _, _ in pending)
-        try:
-            written = dict(zip(pending, self._activity.refuse(refusals), strict=True))
-        except PacelineError as error:
-            log.error("the activity log is not complete: %s", error)
-            return
-        self._entries = {kind: entry for kind, entry in (self._entries | written).items() if kind[0] == newest}
-
-
-# Admission of sessions that a cloud opens at a device, each of which reads private documents.
-#
-# A cloud may be curious, or somebody else's by now. So an opening is admitted only if the device's owner allows its
-# asker, if it asks for nothing that a client could not, and within a rate and a budget. Every one is in the activity
-# log, on disk before a document is read.
+            pending, self._pending = self._pending, {}
+        for (reason, _), (question, times) in pending.items():
+            activity.refuse(question, reason, times)
 
 
 MAX_BIASES = 300  # token ids in `logit_bias`, as for a client
@@ -382,7 +304,12 @@ MAX_OUTCOME = 300  # characters
 
 
 class CloudAsks:
-    """The gate of one device. Belongs to the event loop."""
+    """Admission of sessions that a cloud opens at a device, each of which reads private documents.
+
+    A cloud may be curious, or somebody else's by now. So an opening is admitted only if the device's owner allows its
+    asker, if it asks for nothing that a client could not, and within a rate and a budget. Every one is in the activity
+    log, on disk before a document is read. Belongs to the event loop.
+    """
 
     def __init__(
         self,
@@ -404,7 +331,7 @@ class CloudAsks:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
         self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
         self._left: OrderedDict[bytes, tuple[float, _Part]] = OrderedDict()  # (until, part) by answer
-        self._refusals = None if activity is None else Refusals(activity, self._writer.submit)
+        self._refusals = Refusals(self.later)
 
     async def close(self) -> None:
         """Write what is left to write."""
@@ -450,7 +377,7 @@ class CloudAsks:
     # ---- the log ----------------------------------------------------------------------------------------------------
     def refuse(self, opening: OpenSession, reason: str) -> None:
         log.debug("a question of the cloud's is refused: %s", reason)  # a cloud may send thousands
-        if self._refusals is not None:
+        if self._activity is not None:
             self._refusals.add(question_of(opening), reason, self._now())
 
     async def begun(self, question: CloudQuestion) -> int | None:

@@ -15,9 +15,9 @@ import secrets
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,8 +43,7 @@ from paceline.rag.prompt import query_of
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments
 from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Generation, GenerationResult
-from paceline.sql import prepare, transaction
-from paceline.sqlite import connect, speaking
+from paceline.sqlite import OwnRows
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
 
@@ -76,22 +75,16 @@ class PolicyState:
     ConfigError and StorageError where it cannot be used."""
 
     def __init__(self, state_dir: Path | None, *, now: Callable[[], float] = time.time) -> None:
-        self._path = None if state_dir is None else state_dir / FILE
         self._now = now
-        self._lock = threading.Lock()
-        with self._speaking():
-            self._rows = connect(self._path)
-            try:
-                prepare(self._rows, self._path, _VERSION, _SCHEMA, "remove the file: documents are then asked for anew")
-                self._rows.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (secrets.token_bytes(32),))
-                (self._secret,) = self._rows.execute("SELECT value FROM secret").fetchone()
-            except BaseException:
-                self._rows.close()
-                raise
+        path = None if state_dir is None else state_dir / FILE
+        advice = "remove the file: documents are then asked for anew"
+        self._rows = OwnRows(path, "a file of the policy", _VERSION, _SCHEMA, advice)
+        with self._rows.reading() as rows:
+            rows.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (secrets.token_bytes(32),))
+            (self._secret,) = rows.execute("SELECT value FROM secret").fetchone()
 
     def close(self) -> None:
-        with self._lock:
-            self._rows.close()
+        self._rows.close()
 
     @property
     def day(self) -> str:
@@ -103,33 +96,33 @@ class PolicyState:
 
     # ---- confirmations ----------------------------------------------------------------------------------------------
     def confirm(self, document: RuledDocument, *, confirmed: bool = True) -> None:
-        with self._writing():
-            mark = self.mark(document.identity)
+        mark = self.mark(document.identity)
+        with self._rows.reading() as rows:
             if confirmed:
-                self._rows.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?)", (mark, self._now()))
+                rows.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?)", (mark, self._now()))
             else:
-                self._rows.execute("DELETE FROM confirmed WHERE document = ?", (mark,))
+                rows.execute("DELETE FROM confirmed WHERE document = ?", (mark,))
 
     def confirmed(self) -> frozenset[bytes]:
         """Marks of their identities."""
-        with self._lock, self._speaking():
-            return frozenset(mark for (mark,) in self._rows.execute("SELECT document FROM confirmed"))
+        with self._rows.reading() as rows:
+            return frozenset(mark for (mark,) in rows.execute("SELECT document FROM confirmed"))
 
     # ---- what was taken ---------------------------------------------------------------------------------------------
     def used(self) -> dict[Budget, float]:
         """Today."""
-        with self._lock, self._speaking():
-            rows = self._rows.execute("SELECT budget, amount FROM used WHERE day = ?", (self.day,)).fetchall()
-        return {cast(Budget, budget): float(amount) for budget, amount in rows if budget in BUDGETS}
+        with self._rows.reading() as rows:
+            found = rows.execute("SELECT budget, amount FROM used WHERE day = ?", (self.day,)).fetchall()
+        return {cast(Budget, budget): float(amount) for budget, amount in found if budget in BUDGETS}
 
     def take(self, day: str, taken: Mapping[Budget, float]) -> None:
-        with self._writing():
-            self._rows.executemany(
+        with self._rows.changing() as rows:
+            rows.executemany(
                 "INSERT INTO used VALUES (?, ?, ?) ON CONFLICT (day, budget) DO UPDATE SET amount = amount + "
                 "excluded.amount",
                 [(day, budget, amount) for budget, amount in taken.items()],
             )
-            self._rows.execute(
+            rows.execute(
                 "DELETE FROM used WHERE day NOT IN (SELECT DISTINCT day FROM used ORDER BY day DESC LIMIT ?)",
                 (KEPT_DAYS,),
             )
@@ -137,35 +130,25 @@ class PolicyState:
     # ---- marks ------------------------------------------------------------------------------------------------------
     def marks(self) -> dict[bytes, Privacy]:
         """The oldest first."""
-        with self._lock, self._speaking():
-            rows = self._rows.execute(
+        with self._rows.reading() as rows:
+            found = rows.execute(
                 "SELECT mark, level FROM marks WHERE at > ? ORDER BY at", (self._now() - MAX_AGE_S,)
             ).fetchall()
-        return {mark: level if level in PRIVACY_LEVELS else "local-only" for mark, level in rows}
+        return {mark: level if level in PRIVACY_LEVELS else "local-only" for mark, level in found}
 
     def add_marks(self, marks: Mapping[bytes, Privacy]) -> None:
-        with self._writing():
-            now = self._now()
-            self._rows.executemany(
+        now = self._now()
+        with self._rows.changing() as rows:
+            rows.executemany(
                 "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT (mark) DO UPDATE SET level = excluded.level, "
                 "at = excluded.at",
                 [(mark, level, now) for mark, level in marks.items()],
             )
-            self._rows.execute("DELETE FROM marks WHERE at <= ?", (now - MAX_AGE_S,))
-            self._rows.execute(
+            rows.execute("DELETE FROM marks WHERE at <= ?", (now - MAX_AGE_S,))
+            rows.execute(
                 "DELETE FROM marks WHERE mark IN (SELECT mark FROM marks ORDER BY at DESC LIMIT -1 OFFSET ?)",
                 (MAX_MARKS,),
             )
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._lock, self._speaking(), transaction(self._rows):
-            yield
-
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        with speaking(self._path or "the policy in memory", "a file of the policy"):
-            yield
 
 
 @dataclass(frozen=True, slots=True)

@@ -359,7 +359,8 @@ def test_spent_joules_refuse_and_what_cannot_be_kept_counts_as_used_up(tmp_path:
         guard.refuse_spent()
     assert refused.value.status == 429
     assert guard.state is not None
-    guard.state._rows.execute("DROP TABLE used")
+    with guard.state._rows.reading() as rows:
+        rows.execute("DROP TABLE used")
     guard.spend("bytes", 1.0)
     guard.close()
     assert [*guard.used_up()] == ["joules", "bytes"]

@@ -24,7 +24,6 @@ from paceline.runtime.asking import (
     CloudAsks,
     CloudQuestion,
     EnrolmentAnswers,
-    Refusal,
     permission,
 )
 from paceline.runtime.sessions.driver import Egress
@@ -302,7 +301,7 @@ def test_the_log_is_bounded_and_refusals_push_out_no_reading(tmp_path: Path, mon
         for _ in range(3):
             log.begin(read)
         for number in range(40):
-            log.refuse([Refusal(CloudQuestion("", str(number), "open"), "no", 2)])
+            log.refuse(CloudQuestion("", str(number), "open"), f"no {number}", 2)
         kept = log.recent(100)
         assert sum(not entry.refused for entry in kept) == 3 and sum(entry.refused for entry in kept) <= 8
         assert kept[-1].question == "39" and max(len(entry.question) for entry in kept) == 1000
