@@ -12,7 +12,8 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +21,12 @@ from typing import BinaryIO
 
 from paceline import __version__
 from paceline.errors import DocumentError, ParserLost
-from paceline.rag.parsing.kinds import NAMED_KINDS, PLAIN, TOGETHER, TOGETHER_BYTES, kind_of
+from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
 from paceline.rag.parsing.parsed import MAX_NAME, Parsed
-from paceline.rag.parsing.process import MAX_TRIES, ParserPool, can_fork
+from paceline.rag.parsing.process import ParserPool
 
-_AHEAD = 8  # files parsed or read ahead at most, or groups of small ones; a text has at most 10 MiB
+MAX_TRIES = 3  # of a document whose parser was killed from outside
+_AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB
 _FRESH_NS = 2_000_000_000  # a file may change again without another time in it: file systems count in up to 2 s
 
 
@@ -35,7 +37,6 @@ class FoundFile:
     stamp: str = ""  # see `stamp_of`
     root: Path | None = None  # the folder below which it was found, and no link may lead to it; None: it was named
     identity: tuple[int, int] = (0, 0)  # device and inode, if it was found below a folder
-    size: int = 0  # bytes, when it was found; 0: not known
 
     @property
     def source(self) -> bytes:
@@ -77,7 +78,7 @@ def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | 
         return FoundFile(path, name, root=root)
     if root is not None and stat.S_ISREG(status.st_mode) and not status.st_size:
         return Skipped(name, "empty")
-    return FoundFile(path, name, stamp_of(status, time.time_ns()), root, (status.st_dev, status.st_ino), status.st_size)
+    return FoundFile(path, name, stamp_of(status, time.time_ns()), root, (status.st_dev, status.st_ino))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,61 +89,27 @@ class Skipped:
 
 
 def read_files(files: Sequence[FoundFile], parsers: ParserPool) -> Iterator[tuple[FoundFile, Parsed | DocumentError]]:
-    """Parse files in order, some ahead of the one that is asked for, and one again if its parser is killed; small
-    plain texts together, and those again by themselves that cannot be documents.
+    """Parse files in order, some ahead of the one that is asked for, and one again if its parser is killed.
 
     A file that cannot be a document yields its error.
     """
-    groups = list(_groups(files))
-    under_way: deque[list[Callable[[], Parsed | None]]] = deque()
-    for number, group in enumerate(groups):
-        under_way.extend(_begun(later, parsers) for later in groups[number + len(under_way) : number + _AHEAD])
-        for file, parsing in zip(group, under_way.popleft(), strict=True):
-            try:
-                yield file, _parsed(file, parsing, parsers)
-            except DocumentError as error:
-                yield file, error
-
-
-def _groups(files: Iterable[FoundFile]) -> Iterator[list[FoundFile]]:
-    """Neighbours that are parsed together, as small plain texts by their names are; each other file alone."""
-    group: list[FoundFile] = []
-    for file in files:
-        is_small = 0 < file.size <= TOGETHER_BYTES and kind_of(file.name) in PLAIN and can_fork()
-        if group and (not is_small or len(group) == TOGETHER):
-            yield group
-            group = []
-        if is_small:
-            group.append(file)
-        else:
-            yield [file]
-    if group:
-        yield group
-
-
-def _begun(group: Sequence[FoundFile], parsers: ParserPool) -> list[Callable[[], Parsed | None]]:
-    """Begin to parse a group: for each file a function that waits for its text, None if it has to be parsed alone."""
-    openers = [partial(open_file, file) for file in group]
-    if len(group) == 1:
-        return [parsers.submit(group[0].name, openers[0]).result]
-    together = parsers.submit_together([file.name for file in group], openers)
-
-    def of_one(number: int) -> Parsed | None:
-        return together.result()[number]
-
-    return [partial(of_one, number) for number in range(len(group))]
-
-
-def _parsed(file: FoundFile, parsing: Callable[[], Parsed | None], parsers: ParserPool) -> Parsed:
-    """Raises DocumentError when it cannot be a document, or ends its parser again and again."""
-    tries_left = MAX_TRIES
-    while tries_left:
+    under_way: deque[Future[Parsed]] = deque()
+    for number, file in enumerate(files):
+        for later in files[number + len(under_way) : number + _AHEAD]:
+            under_way.append(parsers.submit(later.name, partial(open_file, later)))
         try:
-            if (parsed := parsing()) is not None:
-                return parsed
+            yield file, _parsed(file, under_way.popleft(), parsers)
+        except DocumentError as error:
+            yield file, error
+
+
+def _parsed(file: FoundFile, parsing: Future[Parsed], parsers: ParserPool) -> Parsed:
+    """Raises DocumentError when it cannot be a document, or ends its parser again and again."""
+    for _ in range(MAX_TRIES):
+        try:
+            return parsing.result()
         except ParserLost:
-            tries_left -= 1
-        parsing = parsers.submit(file.name, partial(open_file, file)).result
+            parsing = parsers.submit(file.name, partial(open_file, file))
     raise DocumentError(
         f"{file.path}: its reader was killed {MAX_TRIES} times; see whether memory is short, or split it."
     )

@@ -19,9 +19,6 @@ MAX_TITLE = 120  # characters; a longer first line is a paragraph
 MAX_PAGES = 10_000
 FULL_STOPS = "\u3002\uff01\uff1f"  # Chinese and Japanese . ! ?
 _BASE_CPU_S, _CPU_S_PER_MIB = 15, 5  # of time to parse; most documents need less than a second
-# Texts that need no library are parsed together: by one child, so many at a time, of at most so many bytes each.
-PLAIN: frozenset[Kind] = frozenset({"text", "markdown", "code", "log"})
-TOGETHER, TOGETHER_BYTES = 16, 2**16
 EMPTY = "is empty; write something in it or leave it out"  # what is said of such a document, after its name
 MAX_REASON = 400  # characters of the sentence that says why a document cannot be read
 

@@ -1,15 +1,21 @@
-"""A document as read, the rules of its name, and plain text wrapped as one without parsing."""
+"""A document as read, the rules of its name, and texts that are read without a parser process."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import BinaryIO
 
+from paceline.core.printable import printable
 from paceline.errors import DocumentError
 from paceline.rag.parsing.kinds import EMPTY, MAX_TEXT_BYTES, Kind, kind_of
-from paceline.rag.parsing.readers.text import title_of
+from paceline.rag.parsing.readers.content import UnreadableError
+from paceline.rag.parsing.readers.sniffing import kind_by_content
+from paceline.rag.parsing.readers.text import read_text, title_of
 
 MAX_NAME = 255  # characters; the limit of file systems
+_PLAIN: frozenset[Kind] = frozenset({"text", "markdown", "code", "log"})  # which no library reads
+_PLAIN_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +60,21 @@ def parsed_text(name: str, text: str) -> Parsed:
         raise DocumentError(f"{name} {EMPTY}.")
     kind: Kind = "code" if kind_of(name) == "code" else "markdown"
     return parsed(name, title_of(name, text), text, kind)
+
+
+def plain_text(name: str, document: BinaryIO) -> Parsed | None:
+    """A small text in UTF-8, read as its parser would; None for every other file, and for what cannot be read."""
+    kind = kind_of(name)
+    if kind not in _PLAIN:
+        return None
+    document.seek(0)
+    data = document.read(_PLAIN_BYTES + 1)
+    try:
+        if len(data) > _PLAIN_BYTES or kind_by_content(data, kind) != kind:
+            return None
+        data.decode()  # an older character set is guessed by a library
+        content = read_text(data, name)
+    except (UnreadableError, UnicodeDecodeError):
+        return None
+    check_name(name)
+    return parsed(name, printable(content.title).strip(), content.text, kind)

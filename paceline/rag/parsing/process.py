@@ -1,7 +1,7 @@
 """The parser processes as their users see them: started when needed, killed at any limit, their answers checked; and a
 few of them behind futures, for a caller that has other work meanwhile.
 
-See `worker` for what one does. One document at a time, or some small plain texts; several processes parse several.
+See `worker` for what one does: one document at a time, so that several processes parse several.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, Literal, NoReturn, ParamSpec, Self, TypeVar
+from typing import Annotated, BinaryIO, Literal, NoReturn, Self
 
 import msgspec
 
@@ -38,10 +38,9 @@ from paceline.rag.parsing.kinds import (
     Kind,
     Limits,
 )
-from paceline.rag.parsing.parsed import Parsed, check_name, parsed
+from paceline.rag.parsing.parsed import Parsed, check_name, parsed, plain_text
 from paceline.system import signal_group
 
-MAX_TRIES = 3  # of a document whose parser was killed from outside
 _START_S = 60.0  # for a new process to say that it is there
 _GRACE_S = 30.0  # beyond the limit at which the kernel ends a parser
 _MAX_HEAD = 32 * (MAX_PAGES + 100)  # bytes of an answer before the text
@@ -52,8 +51,6 @@ _TIMES = {getattr(signal, name, -1) for name in ("SIGXCPU", "SIGALRM")}
 _FROM_OUTSIDE = {getattr(signal, name, -1) for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")}  # or short of memory
 
 _logger = logging.getLogger("paceline.rag")
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class _Hello(msgspec.Struct):
@@ -77,7 +74,6 @@ class _Head(msgspec.Struct):
     size: int = -1
     reason: str = ""
     code: str = ""
-    is_alone: bool = False  # it is to be parsed by itself
 
 
 class ParserProcess:
@@ -116,47 +112,13 @@ class ParserProcess:
         Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
         """
         check_name(name)
-        answer = self._answer([name], [document])
-        line, _, text = answer.partition(b"\n")
-        return _checked(name, line, text)
-
-    def parse_together(self, names: Sequence[str], documents: Sequence[BinaryIO]) -> list[Parsed | None]:
-        """Parse small plain texts by one child, as many as `TOGETHER`. None for each that has to be parsed alone: it
-        is of another kind or cannot be a document, or some of them ended the child.
-        """
-        found: list[Parsed | None] = [None] * len(names)
-        try:
-            answer = self._answer(names, documents)
-        except (DocumentError, ParserLost):
-            return found
-        for i, name in enumerate(names):
-            line, _, rest = answer.partition(b"\n")
-            try:
-                head = msgspec.json.decode(line, type=_Head)
-                size = max(0, head.size)
-                answer = rest[size:]
-                if not head.is_alone:
-                    check_name(name)
-                    found[i] = _checked(name, line, rest[:size])
-            except msgspec.MsgspecError:
-                break
-            except DocumentError:
-                continue
-        return found
-
-    def _answer(self, names: Sequence[str], documents: Sequence[BinaryIO]) -> bytes:
-        """Bytes that a child wrote of these documents. Raises as `parse` does."""
         self.cpu_s = 0.0
-        limits = self._limits.for_size(sum(os.fstat(document.fileno()).st_size for document in documents))
+        limits = self._limits.for_size(os.fstat(document.fileno()).st_size)
         try:
-            if can_fork():
-                answer, end = self._exchange(names, documents, limits)
-            else:
-                answer, end = self._exchange_alone(names[0], documents[0], limits)
+            answer, end = (self._exchange if can_fork() else self._exchange_alone)(name, document, limits)
         except BaseException:
             self.close()
             raise
-        name = names[0]
         if end is None or (signal_number := end.signal) in _FROM_OUTSIDE:
             self.close()
             raise ParserLost(f"The process that read {name} was killed; try again, with more free memory.")
@@ -165,7 +127,8 @@ class ParserProcess:
         if signal_number:
             how = "it is damaged or needs too much memory; split it, or convert it to another kind"
             _refuse(name, f"ends the program that reads it (signal {signal_number}): {how}")
-        return answer
+        line, _, text = answer.partition(b"\n")
+        return _checked(name, line, text)
 
     def parse_bytes(self, name: str, data: bytes) -> Parsed:
         """Parse bytes in memory. Raises as `parse` does."""
@@ -234,16 +197,14 @@ class ParserProcess:
         if said.files:
             _logger.info("this machine does not let documents be read without access to the user's files")
 
-    def _exchange(
-        self, names: Sequence[str], documents: Sequence[BinaryIO], limits: Limits
-    ) -> tuple[bytes, _Ended | None]:
-        """The answers, and how the parser ended; None where its whole process is gone."""
+    def _exchange(self, name: str, document: BinaryIO, limits: Limits) -> tuple[bytes, _Ended | None]:
+        """The answer, and how the parser ended; None where its whole process is gone."""
         control = self._started()
         reading, writing = os.pipe()
         try:
             try:
-                asked = msgspec.json.encode({"names": names, "limits": limits}) + b"\n"
-                socket.send_fds(control, [asked], [*(document.fileno() for document in documents), writing])
+                asked = msgspec.json.encode({"name": name, "limits": limits}) + b"\n"
+                socket.send_fds(control, [asked], [document.fileno(), writing])
             except (BrokenPipeError, ConnectionResetError):
                 return b"", None
             finally:
@@ -255,7 +216,7 @@ class ParserProcess:
             os.close(reading)
         if len(answer) > _MAX_HEAD + MAX_TEXT_BYTES:
             self.close()
-            _refuse(names[0], "makes its reader write too much; convert it to text")
+            _refuse(name, "makes its reader write too much; convert it to text")
         control.settimeout(max(1.0, deadline - time.monotonic()))
         try:
             said = _message(control)
@@ -441,23 +402,13 @@ class ParserPool:
     def submit(
         self, name: str, open_document: Callable[[], BinaryIO], around: Around = nullcontext, *, owner: str = ""
     ) -> Future[Parsed]:
-        """Parse a file. around: entered by the thread that waits for the parser, and starts it if it has to. owner:
-        whose budget it takes from. The future raises as `ParserProcess.parse` and `ParserBudget.check` do, or what
-        opening the file does."""
-        return self._submitted(name, self._parse, name, open_document, around, owner)
-
-    def submit_together(
-        self, names: Sequence[str], open_documents: Sequence[Callable[[], BinaryIO]]
-    ) -> Future[list[Parsed | None]]:
-        """Parse small plain texts together, without a budget: see `ParserProcess.parse_together`. None also for a file
-        that cannot be opened."""
-        return self._submitted(names[0], self._parse_together, names, open_documents)
-
-    def _submitted(self, name: str, parse: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Parse a file; a small plain text without a process. around: entered by the thread that waits for the parser,
+        and starts it if it has to. owner: whose budget it takes from. The future raises as `ParserProcess.parse` and
+        `ParserBudget.check` do, or what opening the file does."""
         with self._lock:
             if not self._closed:
-                return self._threads.submit(parse, *args, **kwargs)
-        future: Future[T] = Future()
+                return self._threads.submit(self._parse, name, open_document, around, owner)
+        future: Future[Parsed] = Future()
         future.set_exception(_stopping(name))
         return future
 
@@ -485,34 +436,16 @@ class ParserPool:
     def _parse(self, name: str, open_document: Callable[[], BinaryIO], around: Around, owner: str) -> Parsed:
         self._budget.check(owner)
         with open_document() as document, around():
-            return self._with_parser(name, lambda parser: parser.parse(name, document), owner)
+            return plain_text(name, document) or self._parse_apart(name, document, owner)
 
-    def _parse_together(
-        self, names: Sequence[str], open_documents: Sequence[Callable[[], BinaryIO]]
-    ) -> list[Parsed | None]:
-        found: list[Parsed | None] = [None] * len(names)
-        with ExitStack() as opened:
-            documents: dict[int, BinaryIO] = {}
-            for i, open_document in enumerate(open_documents):
-                with suppress(DocumentError):  # said when it is parsed alone
-                    documents[i] = opened.enter_context(open_document())
-            of_each = [names[i] for i in documents]
-            if of_each:
-                parsed = self._with_parser(
-                    of_each[0], lambda parser: parser.parse_together(of_each, list(documents.values())), ""
-                )
-                for i, one in zip(documents, parsed, strict=True):
-                    found[i] = one
-        return found
-
-    def _with_parser(self, name: str, parse: Callable[[ParserProcess], T], owner: str) -> T:
+    def _parse_apart(self, name: str, document: BinaryIO, owner: str) -> Parsed:
         with self._lock:
             if self._closed:
                 raise _stopping(name)
             parser = self._idle.pop() if self._idle else ParserProcess(self._limits)
             self._busy.add(parser)
         try:
-            return parse(parser)
+            return parser.parse(name, document)
         finally:
             self._budget.spend(owner, parser.cpu_s)
             with self._lock:

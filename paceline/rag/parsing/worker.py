@@ -1,14 +1,13 @@
 """The parser process: `python -m paceline.rag.parsing.worker`, with a Unix socket as standard input.
 
-For a document it receives a line, `{"names", "limits"}`, with two descriptors: the document and a pipe for the
+For a document it receives a line, `{"name", "limits"}`, with two descriptors: the document and a pipe for the
 answer. It imports the reader and forks; the child takes limits on itself, parses, writes the answer and ends, so no
 document meets what another left in memory. Then it reports how the child ended, and what processor time it took. It
 ends with its socket. With a name and limits as arguments it parses one document, its standard input, and answers on
 standard output: for systems that cannot fork.
 
 An answer is a line of JSON, `{"title", "kind", "pages", "size"}` or `{"reason", "code"}`, and the text of that size.
-Its user (`process`) believes none of it without a check. Several documents, which the line names, have one child and
-as many answers; of those that are no small plain texts it only says so, `{"is_alone"}`, since the others are with them.
+Its user (`process`) believes none of it without a check.
 """
 
 from __future__ import annotations
@@ -20,23 +19,12 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import NoReturn
 
 from paceline.rag.parsing import sandbox
-from paceline.rag.parsing.kinds import (
-    EMPTY,
-    MAX_FILE_BYTES,
-    MAX_REASON,
-    MAX_TEXT_BYTES,
-    PLAIN,
-    TOGETHER,
-    TOGETHER_BYTES,
-    Kind,
-    Limits,
-    kind_of,
-)
+from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import missing_library, reader
 from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, too_long
 from paceline.rag.parsing.readers.sniffing import kind_by_content
@@ -52,19 +40,18 @@ def main() -> None:
     left = {"network": not sandbox.isolate(), "files": not sandbox.hide_files()}
     _send(control, left)
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, TOGETHER + 1)
+        message, descriptors, _, _ = socket.recv_fds(control, _MAX_MESSAGE, 2)
         if not message:
             return
         while not message.endswith(b"\n"):
             message += control.recv(_MAX_MESSAGE)
         asked = json.loads(message)
-        names, limits = asked["names"], Limits(**asked["limits"])
-        for name in names:
-            with suppress(UnreadableError):  # the child says which library is missing
-                reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
+        name, limits = asked["name"], Limits(**asked["limits"])
+        with suppress(UnreadableError):  # the child says which library is missing
+            reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
         child = os.fork()
         if child == 0:
-            _parse_and_end(control, names, limits, descriptors)
+            _parse_and_end(control, name, limits, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         ended = _ended(child, control)
@@ -108,28 +95,19 @@ def _ended(child: int, control: socket.socket) -> tuple[int, float] | None:
             return status, used.ru_utime + used.ru_stime
 
 
-def _parse_and_end(
-    control: socket.socket, names: Sequence[str], limits: Limits, descriptors: Sequence[int]
-) -> NoReturn:
-    """Parse the documents, answer, and end this process without what Python does at exits. descriptors: of the
-    documents, and for the answers."""
+def _parse_and_end(control: socket.socket, name: str, limits: Limits, document: int, answer: int) -> NoReturn:
+    """Parse the document, answer, and end this process without what Python does at exits."""
     try:
         control.close()
-        spare = sandbox.limit(limits)
-        *documents, answers = descriptors
-        for name, document in zip(names, documents, strict=True):
-            _write(answers, _answer(name, limits, document, spare, has_others=len(names) > 1))
+        _write(answer, _answer(name, limits, document, sandbox.limit(limits)))
         os._exit(0)
     finally:
         os._exit(1)
 
 
-def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap, *, has_others: bool = False) -> bytes:
+def _answer(name: str, limits: Limits, document: int, spare: mmap.mmap) -> bytes:
     try:
-        data = _contents(document, TOGETHER_BYTES if has_others else MAX_FILE_BYTES)
-        if has_others and (len(data) > TOGETHER_BYTES or kind_by_content(data, kind_of(name)) not in PLAIN):
-            return json.dumps({"is_alone": True}).encode() + b"\n"
-        return _success(*_parse(name, data))
+        return _success(*_parse(name, _contents(document)))
     except UnreadableError as error:
         return _failure(error.reason, error.code)
     except MemoryError:
@@ -159,11 +137,11 @@ def _parse(name: str, data: bytes) -> tuple[ReadText, Kind]:
     return content, kind
 
 
-def _contents(document: int, most: int) -> bytes:
-    """The document from its beginning, and not more than one byte above the limit."""
+def _contents(document: int) -> bytes:
+    """The document from its beginning, and not more than one byte above MAX_FILE_BYTES."""
     os.lseek(document, 0, os.SEEK_SET)
     parts: list[bytes] = []
-    left = most + 1
+    left = MAX_FILE_BYTES + 1
     while left and (part := os.read(document, min(left, _READ))):
         parts.append(part)
         left -= len(part)

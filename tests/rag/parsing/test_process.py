@@ -18,9 +18,9 @@ import pytest
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
-from paceline.rag.parsing.folders import FoundFile, find_files, read_files
+from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
-from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.parsed import plain_text
 from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess, memory_file
 from paceline.rag.parsing.readers import READERS, content, reader
 from tests.rag.parsing.made import ENDLESS
@@ -211,46 +211,26 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         )
 
 
-def test_small_texts_are_parsed_together_and_what_is_none_of_them_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_texts_need_no_process_and_read_as_there(parser: ParserProcess) -> None:
     contents = {
-        "a.md": b"# First\n\nwords",
-        "b.txt": b"%PDF-1.7 that ends at once",
-        "c.txt": b"caf\xe9, of before Unicode",
-        "d.txt": b" \n",
-        "e.py": b"def f():\n    pass\n",
-        "f.md": b"words " * 20_000,
-        "g.md": b"# Last",
+        "a.md": b"# A\tTitle\x0c\n\n| a | b |\n|---|---|\n| one | two |\n| three | four |\r\n",
+        "b.txt": b"\xef\xbb\xbfA title\n\nwords",
+        "c.py": b"def f():\n    pass\n",
     }
-    for name, data in contents.items():
-        (tmp_path / name).write_bytes(data)
-    alone: list[str] = []
-    submit = ParserPool.submit
-    monkeypatch.setattr(ParserPool, "submit", lambda pool, name, *rest: alone.append(name) or submit(pool, name, *rest))
+    apart = {
+        "d.txt": b"%PDF-1.7 that ends at once",
+        "e.txt": b"caf\xe9, of before Unicode",
+        "f.txt": b" \n",
+        "g.md": b"words " * 20_000,
+        "h.csv": b"a,b",
+    }
+    for name, data in (contents | apart).items():
+        with memory_file(data) as document:
+            read = plain_text(name, document)
+            assert read == (parser.parse(name, document) if name in contents else None)
     with closing(ParserPool(1)) as pool:
-        outcomes = list(read_files(find_files([tmp_path])[0], pool))
-    assert [file.name for file, _ in outcomes] == sorted(contents)
-    texts = {file.name: one for file, one in outcomes}
-    assert sorted(alone) == ["b.txt", "d.txt", "f.md", "g.md"], "the last has no neighbour left"
-    assert "damaged" in str(texts["b.txt"]) and "is empty" in str(texts["d.txt"])
-    read = [one for one in texts.values() if isinstance(one, Parsed)]
-    assert [(one.title, one.kind) for one in read[:3]] == [("First", "markdown"), ("", "text"), ("e.py", "code")]
-    assert read[1].text.startswith("caf\xe9") and len(read[3].text) == 120_000 and read[4].title == "Last"
-
-
-def test_small_texts_whose_child_was_killed_are_parsed_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("a.md", "b.md"):
-        (tmp_path / name).write_text(f"# {name}")
-
-    def killed(*_: object) -> tuple[bytes, None]:
-        monkeypatch.undo()
-        return b'{"size": 3, "kind": "markdown"}\nlie', None
-
-    monkeypatch.setattr(ParserProcess, "_exchange", killed)
-    with closing(ParserPool(1)) as pool:
-        outcomes = list(read_files(find_files([tmp_path])[0], pool))
-    assert [one.title for _, one in outcomes if isinstance(one, Parsed)] == ["a.md", "b.md"]
+        assert pool.submit("a.md", lambda: memory_file(b"# Title")).result().title == "Title"
+        assert "damaged" in str(pool.submit("d.txt", lambda: memory_file(apart["d.txt"])).exception())
 
 
 def test_the_processor_time_that_a_document_took_is_known_however_its_parser_ended(endless: Path) -> None:
