@@ -190,11 +190,10 @@ def next_passages(database: Database, after: int, count: int) -> list[Passage]:
         after = ids[-1][0]
 
 
-def find_chunks(database: Database, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
-    """(text as it stands in prompts, place) of those of these chunks that exist, without damaged ones."""
+def find_chunks(database: Database, chunk_ids: Collection[int]) -> list[Passage]:
+    """Those of these chunks that exist, as of `read_passages`."""
     marks = ", ".join("?" * len(chunk_ids))
-    passages = read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
-    return {passage.chunk_id: (passage.titled.strip(), passage.place) for passage in passages}
+    return read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
 
 
 def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage | None:

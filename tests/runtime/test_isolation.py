@@ -64,7 +64,7 @@ async def cloud(folder: Path, make: Callable[[Side], Engine]) -> AsyncIterator[t
 async def uploaded(library: Library, owner: str) -> str:
     """A vector store of this owner with the text."""
     file = library.uploads.add(owner, f"{owner}.txt", "assistants", io.BytesIO(TEXT.encode())).id
-    store = library.create_store(owner, "", {}, [FileSpec(file)])
+    store = library.stores.create(owner, "", {}, [FileSpec(file)])
     while library.stores.get(owner, store.id).counts.in_progress:
         await asyncio.sleep(0)
     return store.id
@@ -83,10 +83,10 @@ async def test_stored_kv_of_a_text_tells_no_other_owner_that_somebody_has_it(
     async with cloud(tmp_path, make) as (node, library):
         guess = await result(node, requests["bert"])
         assert len(guess.citations) == 1 and guess.stats["cached_tokens"] == 0 == node.worker.steps.adopted
-        library.delete_store("bert", requests["bert"].sources.selection.collections[0])
+        library.stores.delete("bert", requests["bert"].sources.selection.collections[0])
         again = await result(node, requests["ann"])
         assert again.stats["cached_tokens"] > 50 and node.worker.steps.adopted > 50, "her own, which bert did not evict"
-        library.delete_store("ann", requests["ann"].sources.selection.collections[0])
+        library.stores.delete("ann", requests["ann"].sources.selection.collections[0])
     assert not list((tmp_path / FOLDER).iterdir())
 
 

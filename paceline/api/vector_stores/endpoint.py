@@ -232,7 +232,7 @@ async def create_store(asked: StoreRequest, library: LibraryDep, caller: Caller)
     """Make a vector store."""
     files = [attachment(file_id, None, asked.chunking_strategy) for file_id in asked.file_ids]
     metadata = _metadata(asked, library) or {"zone": library.zone}
-    store = await to_thread(library.create_store, caller.key, asked.name or "", metadata, files)
+    store = await to_thread(library.stores.create, caller.key, asked.name or "", metadata, files)
     return answer(store_object(store))
 
 
@@ -260,7 +260,7 @@ async def modify_store(store_id: str, asked: StoreFields, library: LibraryDep, c
 @router.delete("/{store_id}", responses=official("VectorStoreDeleted"))
 async def delete_store(store_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Delete a vector store; its files stay."""
-    await to_thread(library.delete_store, caller.key, store_id)
+    await to_thread(library.stores.delete, caller.key, store_id)
     return answer({"id": store_id, "object": "vector_store.deleted", "deleted": True})
 
 
@@ -307,7 +307,7 @@ def _metadata(asked: StoreFields, library: Library) -> dict[str, str] | None:
 async def attach_file(store_id: str, asked: AttachRequest, library: LibraryDep, caller: Caller) -> Response:
     """Read a file into a vector store."""
     file = attachment(asked.file_id, asked.attributes, asked.chunking_strategy)
-    return answer(file_object(await to_thread(library.attach, caller.key, store_id, file)))
+    return answer(file_object(await to_thread(library.stores.attach, caller.key, store_id, file)))
 
 
 @router.get("/{store_id}/files", responses=_FILES)
@@ -342,7 +342,7 @@ async def modify_file(store_id: str, file_id: str, asked: FileRequest, library: 
 @router.delete("/{store_id}/files/{file_id}", responses=official("vector_stores.VectorStoreFileDeleted"))
 async def detach_file(store_id: str, file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Take a file out of a vector store."""
-    await to_thread(library.detach, caller.key, store_id, file_id)
+    await to_thread(library.stores.detach, caller.key, store_id, file_id)
     return answer({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
 
 
@@ -364,7 +364,7 @@ async def show_text(store_id: str, file_id: str, library: LibraryDep, caller: Ca
 @router.post("/{store_id}/file_batches", responses=_BATCH)
 async def create_batch(store_id: str, asked: BatchRequest, library: LibraryDep, caller: Caller) -> Response:
     """Read several files into a vector store."""
-    return answer(batch_object(await to_thread(library.create_batch, caller.key, store_id, attachments(asked))))
+    return answer(batch_object(await to_thread(library.stores.create_batch, caller.key, store_id, attachments(asked))))
 
 
 @router.get("/{store_id}/file_batches/{batch_id}", responses=_BATCH)

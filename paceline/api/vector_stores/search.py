@@ -136,5 +136,5 @@ async def select_stores(
     if names == (DEFAULT_COLLECTION,) and condition is None:
         return tuple(requests), lambda _store, _file: {}
     library = library_of(service)
-    selection, attributes = await asyncio.to_thread(library.selection, identity.key, names, condition)
+    selection, attributes = await asyncio.to_thread(library.stores.selection, identity.key, names, condition)
     return tuple(replace(one, sources=replace(one.sources, selection=selection)) for one in requests), attributes

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -115,7 +115,7 @@ class HybridIndex:
         """Apply changes of the rows. Raises ConfigError when the store was meanwhile indexed with another embedder."""
         meta = self._database.meta()
         self._database.check_embedder(meta)
-        stamp = f"{meta['store']} {meta['generation']}"
+        stamp = stamp_of(meta)
         if stamp == self._stamp:
             return
         if self._vector_rows is not None:
@@ -220,17 +220,17 @@ def _scored(
     return scores if first is None else [first, *(each for each in scores if each is not first)]
 
 
+def stamp_of(meta: Mapping[str, str]) -> str:
+    """What changes with every change of documents, by any process; its beginning with every change of all vectors."""
+    return f"{meta['store']} {meta['generation']}"
+
+
 def selected_rows(selection: Selection) -> tuple[str, list[object]]:
-    """SQL as of `_collections` for the chunks of a selection."""
-    where, parameters = _collections(selection.collections)
+    """SQL after the joined tables for the chunks of a selection, and its parameters."""
+    where = f"WHERE collection IN ({', '.join('?' * len(selection.collections))})"
+    parameters: list[object] = list(selection.collections)
     for ids, condition in ((selection.document_ids, "IN"), (selection.barred or None, "NOT IN")):
         if ids is not None:
             where += f" AND document {condition} (SELECT value FROM json_each(?))"
             parameters.append(json.dumps(sorted(ids)))
     return where, parameters
-
-
-def _collections(names: tuple[str, ...]) -> tuple[str, list[object]]:
-    """SQL after the joined tables for the chunks of these collections, and its parameters."""
-    marks = ", ".join("?" * len(names))
-    return f"WHERE collection IN ({marks})", list(names)

@@ -27,7 +27,7 @@ from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_docume
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
-from paceline.rag.index.hybrid import HybridIndex, selected_rows
+from paceline.rag.index.hybrid import HybridIndex, selected_rows, stamp_of
 from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
 from paceline.rag.parsing.parsed import Parsed, parsed_text
 from paceline.rag.parsing.process import ParserPool
@@ -317,14 +317,12 @@ class DocumentStore:
     def described(self) -> tuple[str, list[tuple[str, str, str, DocumentFacts | None]]]:
         """The generation, and every document of all collections, see `vector_stores.described`."""
         with self._database.reading() as database:
-            meta = database.meta()
-            return f"{meta['store']} {meta['generation']}", list(described(database))
+            return stamp_of(database.meta()), list(described(database))
 
     def generation(self) -> str:
         """An identifier that changes with every change of documents, by any process."""
         with self._database.reading() as database:
-            meta = database.meta()
-        return f"{meta['store']} {meta['generation']}"
+            return stamp_of(database.meta())
 
     @property
     def is_shared(self) -> bool:
@@ -345,9 +343,7 @@ class DocumentStore:
     def chunks(self, chunk_ids: Collection[int]) -> dict[int, Passage]:
         """Those of these chunks that exist, without damaged ones; scores are 0."""
         with self._database.reading() as database:
-            marks = ", ".join("?" * len(chunk_ids))
-            found = rows.read_passages(database, f"WHERE chunks.id IN ({marks})", *chunk_ids)
-        return {passage.chunk_id: passage for passage in found}
+            return {passage.chunk_id: passage for passage in rows.find_chunks(database, chunk_ids)}
 
     def whole(self, selection: Selection) -> list[Passage]:
         """All chunks of the selection, document by document, each in its order; scores are 0."""
@@ -498,9 +494,7 @@ def _passages(database: Database, hits: list[tuple[int, float]], k: int) -> list
     found: dict[str, Passage] = {}  # by text without its spacing, so that copies collapse
     for first in range(0, len(hits), k):
         part = hits[first : first + k]
-        marks = ", ".join("?" * len(part))
-        passages = rows.read_passages(database, f"WHERE chunks.id IN ({marks})", *(chunk_id for chunk_id, _ in part))
-        by_id = {passage.chunk_id: passage for passage in passages}
+        by_id = {each.chunk_id: each for each in rows.find_chunks(database, [chunk_id for chunk_id, _ in part])}
         for chunk_id, score in part:
             if chunk_id in by_id:
                 passage = replace(by_id[chunk_id], score=min(score, 1.0))

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,7 +27,8 @@ from paceline.rag.embedder import Embedder
 from paceline.rag.index.bm25 import rank_fusion
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import Around, ParserBudget, ParserPool
-from paceline.rag.records import Document, Passage, Selection, Vectors, Zone
+from paceline.rag.prompt import passages_text
+from paceline.rag.records import Document, Passage, Vectors, Zone
 from paceline.rag.rows import (
     ShownPassage,
     find_chunks,
@@ -46,11 +47,7 @@ from paceline.rag.store.vector_stores import (
     MAX_OWNED_USAGE,
     Attributes,
     AttributesOf,
-    FileBatch,
-    FileSpec,
     Filter,
-    VectorStore,
-    VectorStoreFile,
     VectorStores,
     seal_error,
     total_usage,
@@ -376,9 +373,6 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB"
 
 
-T = TypeVar("T")
-
-
 @dataclass(frozen=True, slots=True)
 class Hit:
     passage: Passage  # its `score` is the cosine, 0 where that is negative
@@ -409,12 +403,10 @@ class Library:
         except BaseException:
             self._database.close()
             raise
-        self.stores = VectorStores(self._database)
-        self._document_kv = DocumentKvStore(
-            documents.directory / FOLDER, 0, seal=self._database.seal
-        )  # only to remove from
+        document_kv = DocumentKvStore(documents.directory / FOLDER, 0, seal=self._database.seal)  # only to remove from
         self.budget = ParserBudget()  # of reading files, in stores and in messages
-        self._ingester = Ingester(self._database, self.uploads, self._document_kv, embedder, zone, work, self.budget)
+        self._ingester = Ingester(self._database, self.uploads, document_kv, embedder, zone, work, self.budget)
+        self.stores = VectorStores(self._database, document_kv, attached=self._ingester.notify)
 
     def start(self) -> None:
         self._ingester.start()
@@ -424,27 +416,10 @@ class Library:
         self._ingester.stop()
         self._database.close()
 
-    # ---- files ------------------------------------------------------------------------------------------------------
     def delete_file(self, owner: str, file_id: str) -> None:
         """Delete an uploaded file and remove it from every vector store."""
-        self._forget(self.stores.forget_file(owner, file_id))
+        self.stores.forget_file(owner, file_id)
         self.uploads.remove(file_id)
-
-    # ---- vector stores ----------------------------------------------------------------------------------------------
-    def create_store(self, owner: str, name: str, metadata: dict[str, str], files: Sequence[FileSpec]) -> VectorStore:
-        return self._notified(self.stores.create(owner, name, metadata, files))
-
-    def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
-        return self._notified(self.stores.attach(owner, store_id, file))
-
-    def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
-        return self._notified(self.stores.create_batch(owner, store_id, files))
-
-    def delete_store(self, owner: str, store_id: str) -> None:
-        self._forget(self.stores.delete(owner, store_id))
-
-    def detach(self, owner: str, store_id: str, file_id: str) -> None:
-        self._forget(self.stores.detach(owner, store_id, file_id))
 
     def text(self, owner: str, store_id: str, file_id: str) -> str:
         """The text read from a file. Raises RequestError unless the reading is completed, and (404) where it is
@@ -460,17 +435,6 @@ class Library:
         return text
 
     # ---- searching --------------------------------------------------------------------------------------------------
-    def selection(
-        self, owner: str, store_ids: Sequence[str], condition: Filter | None = None
-    ) -> tuple[Selection, AttributesOf]:
-        """The `collections` and `document_ids` of a `GenerateRequest` that names these stores, and their files'
-        attributes.
-
-        `default` names the documents managed by `paceline docs`. Raises RequestError (404) for a store that the owner
-        does not have.
-        """
-        return self.stores.selection(owner, store_ids, condition)
-
     def search(
         self,
         owner: str,
@@ -501,9 +465,10 @@ class Library:
         return self._readable(owner) or unruled(self._documents)
 
     def passages(self, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
-        """(text, place) of those of these chunks that exist, of any owner. For answers whose owner has read them."""
+        """(text as it stands in prompts, place) of those of these chunks that exist, of any owner. For answers whose
+        owner has read them."""
         with self._database.reading() as database:
-            return find_chunks(database, chunk_ids)
+            return {each.chunk_id: (passages_text(each), each.place) for each in find_chunks(database, chunk_ids)}
 
     def beginnings(self, owner: str, limit: int) -> tuple[int, list[tuple[Document, str, str]]]:
         """The number of managed documents that an owner may read, and the first of them by name: each with its title,
@@ -530,17 +495,6 @@ class Library:
             raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
         self.readable(owner).admit(shown.passage, *shown.before, *shown.after)
         return shown
-
-    # ---- internal ---------------------------------------------------------------------------------------------------
-    def _forget(self, text_hashes: set[str]) -> None:
-        """Erase what was removed from the disk before returning."""
-        self._document_kv.forget(text_hashes)
-        self._database.checkpoint()
-
-    def _notified(self, result: T) -> T:
-        """Return the result after waking the ingester."""
-        self._ingester.notify()
-        return result
 
 
 def _hit(passage: Passage, attributes: AttributesOf) -> Hit:

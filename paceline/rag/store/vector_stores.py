@@ -2,7 +2,7 @@
 
 Changes rows only: a file to be read into a store is a row `in_progress`, which `library.Ingester` processes. A store
 belongs to an owner; for other owners its id does not exist. Whatever was derived from a removed row is removed in the
-same transaction; methods that remove return the hashes under which stored KV of the removed texts is found.
+same transaction, and erased from the disk before a method returns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from paceline.core.policy import DocumentFacts
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.database import Database
+from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.records import DEFAULT_COLLECTION, Selection
 from paceline.rag.rows import all_documents, remove_documents
 from paceline.rag.store.files import Paging, missing, page
@@ -281,8 +282,10 @@ _ACTIVE_S = 60.0  # resolution of the time of last use
 class VectorStores:
     """Safe to use from several threads. Every method raises RequestError (404) for what the owner does not have."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, document_kv: DocumentKvStore, *, attached: Callable[[], None]) -> None:
+        """document_kv: stored KV, from which that of removed texts is deleted. attached: called when there are files
+        to be read."""
+        self._database, self._document_kv, self._attached = database, document_kv, attached
 
     # ---- stores -----------------------------------------------------------------------------------------------------
     def create(self, owner: str, name: str, metadata: Mapping[str, str], files: Sequence[FileSpec]) -> VectorStore:
@@ -298,7 +301,9 @@ class VectorStores:
                 now,
             )  # fmt: skip
             _attach(database, owner, store_id, files, "", "file_ids")
-            return read_store(database, owner, store_id)
+            made = read_store(database, owner, store_id)
+        self._attached()
+        return made
 
     def get(self, owner: str, store_id: str) -> VectorStore:
         with self._database.reading() as database:
@@ -326,12 +331,12 @@ class VectorStores:
             _touch(database, store_id)
             return read_store(database, owner, store_id)
 
-    def delete(self, owner: str, store_id: str) -> set[str]:
+    def delete(self, owner: str, store_id: str) -> None:
         with self._database.writing() as database:
             check_store(database, owner, store_id)
             removed = remove_documents(database, "collection = ?", store_id)
             database.execute("DELETE FROM vector_stores WHERE id = ?", store_id)
-        return removed.text_hashes
+        self._erase(removed.text_hashes)
 
     # ---- their files ------------------------------------------------------------------------------------------------
     def attach(self, owner: str, store_id: str, file: FileSpec) -> VectorStoreFile:
@@ -339,7 +344,9 @@ class VectorStores:
         with self._database.writing() as database:
             check_store(database, owner, store_id)
             _attach(database, owner, store_id, [file], "", "file_id")
-            return read_store_file(database, store_id, file.file)
+            made = read_store_file(database, store_id, file.file)
+        self._attached()
+        return made
 
     def attached(self, owner: str, store_id: str, file_id: str) -> VectorStoreFile:
         with self._database.reading() as database:
@@ -372,23 +379,28 @@ class VectorStores:
             database.bump()  # likewise
             return read_store_file(database, store_id, file_id)
 
-    def detach(self, owner: str, store_id: str, file_id: str) -> set[str]:
+    def detach(self, owner: str, store_id: str, file_id: str) -> None:
         with self._database.writing() as database:
             check_store(database, owner, store_id)
             read_store_file(database, store_id, file_id)
             removed = remove_documents(database, "collection = ? AND file = ?", store_id, file_id)
             database.execute("DELETE FROM attached WHERE store = ? AND file = ?", store_id, file_id)
             _touch(database, store_id)
-        return removed.text_hashes
+        self._erase(removed.text_hashes)
 
-    def forget_file(self, owner: str, file_id: str) -> set[str]:
+    def forget_file(self, owner: str, file_id: str) -> None:
         """Delete the row of a file, with its documents in every store."""
         with self._database.writing() as database:
             if database.execute("SELECT 1 FROM files WHERE owner = ? AND id = ?", owner, file_id).fetchone() is None:
                 raise missing("file", file_id)
             removed = remove_documents(database, "file = ?", file_id)
             database.execute("DELETE FROM files WHERE id = ?", file_id)
-        return removed.text_hashes
+        self._erase(removed.text_hashes)
+
+    def _erase(self, text_hashes: set[str]) -> None:
+        """Erase what was removed from the disk."""
+        self._document_kv.forget(text_hashes)
+        self._database.checkpoint()
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     def create_batch(self, owner: str, store_id: str, files: Sequence[FileSpec]) -> FileBatch:
@@ -400,7 +412,9 @@ class VectorStores:
                 batch_id, store_id, time.time(),
             )  # fmt: skip
             _attach(database, owner, store_id, files, batch_id, "file_ids")
-            return read_batch(database, store_id, batch_id)
+            made = read_batch(database, store_id, batch_id)
+        self._attached()
+        return made
 
     def batch(self, owner: str, store_id: str, batch_id: str) -> FileBatch:
         with self._database.reading() as database:
@@ -424,7 +438,8 @@ class VectorStores:
     ) -> tuple[Selection, AttributesOf]:
         """The documents to search for these stores, and the attributes of their files. Records the use of the stores.
 
-        `default` among the ids names the documents managed by `paceline docs`; these have no attributes.
+        `default` among the ids names the documents managed by `paceline docs`; these have no attributes. Raises
+        RequestError (404) for a store that the owner does not have.
         """
         ids = tuple(dict.fromkeys(store_ids))
         with self._database.reading() as database:

@@ -38,7 +38,7 @@ def filled(folder: Path, source: Path, *, encrypt: bool) -> tuple[str, str]:
             file = library.uploads.add(OWNER, "cellar-notes.txt", "assistants", io.BytesIO(CELLAR.encode())).id
             broken = library.uploads.add(OWNER, "broken-pdf.pdf", "assistants", io.BytesIO(b"%PDF-1.7 no")).id
             specs = [FileSpec(file, {"grape": "merlot"}), FileSpec(broken)]
-            made = library.create_store(OWNER, "winebook", {"kind": "burgundy"}, specs).id
+            made = library.stores.create(OWNER, "winebook", {"kind": "burgundy"}, specs).id
             while library.stores.get(OWNER, made).counts.in_progress:
                 time.sleep(0.01)
         finally:

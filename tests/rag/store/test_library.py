@@ -85,15 +85,15 @@ def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
     library: Library, documents: DocumentStore
 ) -> None:
     boat, train = upload(library, BOAT, "boat.txt"), upload(library, TRAIN, "train.txt")
-    store = library.create_store(ANN, "mine", {}, [FileSpec(boat, {"year": 1999}), FileSpec(train)]).id
+    store = library.stores.create(ANN, "mine", {}, [FileSpec(boat, {"year": 1999}), FileSpec(train)]).id
     assert settled(library, store) == Counts(completed=2)
     (hit,) = library.search(ANN, [store], ["who owns the red boat"], 1)
     assert (hit.passage.file_id, hit.passage.document, hit.attributes) == (boat, "boat.txt", {"year": 1999})
     assert 0 < hit.passage.score <= 1
     assert library.stores.get(ANN, store).usage_bytes > 2 * 256 * 4
     assert documents.count() == 0, "the default selection does not include vector stores"
-    assert documents.count(library.selection(ANN, [store])[0]) == 2
-    library.detach(ANN, store, train)
+    assert documents.count(library.stores.selection(ANN, [store])[0]) == 2
+    library.stores.detach(ANN, store, train)
     assert texts(library, store) == [BOAT]
     library.delete_file(ANN, boat)
     assert texts(library, store) == []
@@ -108,7 +108,7 @@ def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
 
 def test_removed_text_is_erased_from_the_disk(library: Library, documents: DocumentStore) -> None:
     file = upload(library, "The quixotic plan.")
-    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
     library.delete_file(ANN, file)
     left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
@@ -117,11 +117,11 @@ def test_removed_text_is_erased_from_the_disk(library: Library, documents: Docum
 
 def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: DocumentStore) -> None:
     file = upload(library, BOAT)
-    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
     folder = documents.directory / KV_FOLDER
     folder.mkdir()
-    others = library.create_store(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
+    others = library.stores.create(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
     settled(library, others, BERT)
     hashes = text_hash(BOAT, store), text_hash(TRAIN, store), text_hash(BOAT, others), text_hash(BOAT)
     assert len(set(hashes)) == len(hashes)
@@ -134,16 +134,16 @@ def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: Doc
 
 def test_stored_kv_of_chunks_that_a_new_reading_replaces_is_removed(library: Library, documents: DocumentStore) -> None:
     file = upload(library, f"{BOAT} {TRAIN}")
-    store = library.create_store(ANN, "", {}, [FileSpec(file)]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(file)]).id
     settled(library, store)
     folder = documents.directory / KV_FOLDER
     folder.mkdir()
     path = folder / f"{text_hash(f'{BOAT} {TRAIN}', store)}-model-tokens.safetensors"
     path.write_bytes(b"rows")
-    library.attach(ANN, store, FileSpec(file))
+    library.stores.attach(ANN, store, FileSpec(file))
     settled(library, store)
     assert path.exists(), "the same chunk"
-    library.attach(ANN, store, FileSpec(file, chunk_tokens=8, overlap=0))
+    library.stores.attach(ANN, store, FileSpec(file, chunk_tokens=8, overlap=0))
     settled(library, store)
     assert len(texts(library, store)) > 1
     while path.exists():  # the thread erases it after its transaction
@@ -152,11 +152,11 @@ def test_stored_kv_of_chunks_that_a_new_reading_replaces_is_removed(library: Lib
 
 def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
     files = [upload(library, BOAT, "same.txt") for _ in range(2)]
-    stores = [library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id for _ in range(2)]
+    stores = [library.stores.create(ANN, "", {}, [FileSpec(file) for file in files]).id for _ in range(2)]
     for store in stores:
         assert settled(library, store) == Counts(completed=2)
         assert texts(library, store) == [BOAT], "each text is found once"
-    library.delete_store(ANN, stores[0])
+    library.stores.delete(ANN, stores[0])
     assert texts(library, stores[1]) == [BOAT]
     with pytest.raises(RequestError, match="No such vector store"):
         texts(library, stores[0])
@@ -164,7 +164,7 @@ def test_one_text_in_two_stores_under_one_name(library: Library) -> None:
 
 def test_attributes_belong_to_a_file_in_one_store(library: Library) -> None:
     file = upload(library, BOAT)
-    stores = [library.create_store(ANN, "", {}, [FileSpec(file, {"side": side})]).id for side in ("port", "lee")]
+    stores = [library.stores.create(ANN, "", {}, [FileSpec(file, {"side": side})]).id for side in ("port", "lee")]
     for store in stores:
         settled(library, store)
     port = Comparison("eq", "side", "port")
@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_fail_with_a_reason(library: Library) -> None:
     bad = {b"": "invalid_file", b"\xff\xfe": "unsupported_file", b"\0": "unsupported_file", b"  \n": "unsupported_file"}
     bad[b"x" * (10 * 2**20 + 1)] = "invalid_file"
     files = {upload(library, data): code for data, code in bad.items()}
-    store = library.create_store(ANN, "", {}, [FileSpec(file) for file in [*files, upload(library, BOAT)]]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(file) for file in [*files, upload(library, BOAT)]]).id
     assert settled(library, store) == Counts(completed=1, failed=len(bad))
     for file, code in files.items():
         attached = library.stores.attached(ANN, store, file)
@@ -193,13 +193,13 @@ def test_a_file_removed_or_cancelled_while_it_is_read_leaves_nothing(library: Li
     kept, gone, cancelled = (upload(library, f"{BOAT} {i}") for i in range(3))
     embedder.go.clear()
     embedder.asked.clear()
-    store = library.create_store(ANN, "", {}, [FileSpec(gone)]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(gone)]).id
     assert embedder.asked.wait(60)
     library.delete_file(ANN, gone)
-    batch = library.create_batch(ANN, store, [FileSpec(cancelled)])
+    batch = library.stores.create_batch(ANN, store, [FileSpec(cancelled)])
     assert library.stores.cancel_batch(ANN, store, batch.id).counts == Counts(cancelled=1)
     embedder.go.set()
-    library.attach(ANN, store, FileSpec(kept))
+    library.stores.attach(ANN, store, FileSpec(kept))
     assert settled(library, store) == Counts(completed=1, cancelled=1)
     assert texts(library, store) == [f"{BOAT} 0"]
 
@@ -263,10 +263,10 @@ def test_limits_apply_to_each_owner_separately(
     def fill(owner: str) -> None:
         files = [upload(library, BOAT, owner=owner) for _ in range(2 if module is uploads_module else 3)]
         if limit == "MAX_STORE_FILES":
-            store = library.create_store(owner, "", {}, [FileSpec(file) for file in files[:2]]).id
-            library.attach(owner, store, FileSpec(files[2]))
+            store = library.stores.create(owner, "", {}, [FileSpec(file) for file in files[:2]]).id
+            library.stores.attach(owner, store, FileSpec(files[2]))
         for _ in range(3):
-            library.create_store(owner, "", {}, [])
+            library.stores.create(owner, "", {}, [])
             upload(library, BOAT, owner=owner)
 
     for owner in (ANN, BERT):
@@ -344,7 +344,7 @@ def test_reading_is_retried_after_an_error_that_no_file_caused(
 
     work = ingest_module.Ingester._work
     monkeypatch.setattr(ingest_module.Ingester, "_work", full)
-    store = library.create_store(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
     assert settled(library, store) == Counts(completed=1)
     assert caplog.text.count("trying again") == 2
 
@@ -355,26 +355,26 @@ def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     usage = 4 * embedder.dimensions + len(BOAT)
     monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 2 * usage + 100)
     files = [upload(library, f"{BOAT[:-1]}{i}") for i in range(3)]
-    first = library.create_store(ANN, "", {}, [FileSpec(files[0])]).id
-    second = library.create_store(ANN, "", {}, [FileSpec(file) for file in files]).id
+    first = library.stores.create(ANN, "", {}, [FileSpec(files[0])]).id
+    second = library.stores.create(ANN, "", {}, [FileSpec(file) for file in files]).id
     settled(library, first)
     assert settled(library, second) == Counts(completed=1, failed=2)
     refused = library.stores.attached(ANN, second, files[2])
     assert refused.error_code == "invalid_file" and "take other files out" in refused.error_message
-    theirs = library.create_store(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
+    theirs = library.stores.create(BERT, "", {}, [FileSpec(upload(library, BOAT, owner=BERT))]).id
     assert settled(library, theirs, BERT) == Counts(completed=1)
 
-    library.attach(ANN, first, FileSpec(files[0]))
+    library.stores.attach(ANN, first, FileSpec(files[0]))
     assert settled(library, first) == Counts(completed=1), "a new reading replaces the usage of the old one"
     embedder.go.clear()
-    batch = library.create_batch(ANN, first, [FileSpec(files[0])])
+    batch = library.stores.create_batch(ANN, first, [FileSpec(files[0])])
     library.stores.cancel_batch(ANN, first, batch.id)
     embedder.go.set()
     assert library.stores.get(ANN, first).usage_bytes == usage, "chunks that can still be found are counted"
-    library.attach(ANN, second, FileSpec(files[1]))
+    library.stores.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=1, failed=2)
-    library.detach(ANN, first, files[0])
-    library.attach(ANN, second, FileSpec(files[1]))
+    library.stores.detach(ANN, first, files[0])
+    library.stores.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=2, failed=1)
 
 
@@ -383,7 +383,7 @@ def test_a_file_without_room_is_not_embedded(
 ) -> None:
     monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
     embedder.asked.clear()
-    store = library.create_store(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
+    store = library.stores.create(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
     assert settled(library, store) == Counts(failed=1)
     assert not embedder.asked.is_set()
 
@@ -403,7 +403,7 @@ def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest
         [upload(library, BOAT, owner=BERT) for _ in range(2)],
     )
     stores = [
-        (library.create_store(owner, "", {}, [FileSpec(file) for file in files]).id, owner)
+        (library.stores.create(owner, "", {}, [FileSpec(file) for file in files]).id, owner)
         for owner, files in ((ANN, ann), (BERT, bert))
     ]
     library.start()

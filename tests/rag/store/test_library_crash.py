@@ -50,11 +50,11 @@ os.open, os.fsync, Path.unlink = stepping(os.open), stepping(os.fsync), stepping
 library = Library(documents, "cloud")
 library.start()
 owner, files, i = "ann", [], 0
-store = library.create_store(owner, "store", {}, [])
+store = library.stores.create(owner, "store", {}, [])
 while True:
     body = " ".join(f"Sentence {n} of version v{i}." for n in range(40))
     files.append(library.uploads.add(owner, f"{i}.txt", "batch", io.BytesIO(body.encode())).id)
-    library.create_batch(owner, store.id, [FileSpec(file, chunk_tokens=20, overlap=0) for file in files[-2:]])
+    library.stores.create_batch(owner, store.id, [FileSpec(file, chunk_tokens=20, overlap=0) for file in files[-2:]])
     while library.stores.get(owner, store.id).counts.in_progress > 1:
         pass
     if i % 3 == 2:
@@ -163,7 +163,7 @@ def test_a_file_that_crashes_the_program_fails_and_the_others_are_read(tmp_path:
             name: library.uploads.add(OWNER, name, "assistants", io.BytesIO(text.encode())).id
             for name, text in names.items()
         }
-        store = library.create_store(OWNER, "store", {}, [FileSpec(file) for file in files.values()]).id
+        store = library.stores.create(OWNER, "store", {}, [FileSpec(file) for file in files.values()]).id
         library.close()
 
     def start() -> int:
@@ -197,7 +197,7 @@ def test_stopping_during_a_reading_does_not_count_as_a_crash(tmp_path: Path) -> 
     with DocumentStore.open(tmp_path, embedder) as documents:
         library = Library(documents, "cloud")
         file = library.uploads.add(OWNER, "long.txt", "assistants", io.BytesIO(b"Word after word. " * 2000)).id
-        store = library.create_store(OWNER, "store", {}, [FileSpec(file)]).id
+        store = library.stores.create(OWNER, "store", {}, [FileSpec(file)]).id
         library.close()
         for _ in range(MAX_STARTS + 2):
             library = Library(documents, "cloud")

@@ -114,7 +114,7 @@ def test_what_is_uploaded_at_one_server_is_read_and_found_at_the_other_and_delet
     with second.library.uploads.open(big) as opened:
         assert opened.read() == content
     file = upload(first.library, "The quixotic boat is Ann's.")
-    store = first.library.create_store(ANN, "", {}, [FileSpec(file)]).id
+    store = first.library.stores.create(ANN, "", {}, [FileSpec(file)]).id
     second.library.start()
     assert settled(first.library, store) == Counts(completed=1)
     for server in servers:
@@ -144,7 +144,7 @@ def test_a_file_is_read_by_one_server_and_by_another_when_that_one_is_gone(
     monkeypatch.setattr(ingest_module, "LOOK_S", 0.02)
     first, second = servers
     first.embedder.go.clear()
-    store = first.library.create_store(ANN, "", {}, [FileSpec(upload(first.library, BOAT))]).id
+    store = first.library.stores.create(ANN, "", {}, [FileSpec(upload(first.library, BOAT))]).id
     first.library.start()
     assert first.embedder.asked.wait(60)
     looks = 0

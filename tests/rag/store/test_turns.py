@@ -56,7 +56,7 @@ def library(tmp_path: Path, embedder: Noting) -> Iterator[Library]:
 def attached(library: Library, owner: str, data: bytes, name: str = "note.txt") -> tuple[str, str]:
     """A store of one file: (store, file)."""
     file = library.uploads.add(owner, name, "assistants", io.BytesIO(data)).id
-    return library.create_store(owner, "", {}, [FileSpec(file)]).id, file
+    return library.stores.create(owner, "", {}, [FileSpec(file)]).id, file
 
 
 def parsing(library: Library) -> list[psutil.Process]:
@@ -158,6 +158,6 @@ def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path:
     assert library.text(ANN, store, file) == "The quixotic lamp."
     (hit,) = library.search(ANN, [store], ["quixotic lamp"], 1)
     assert hit.passage.titled == "Lamps, page 1\nThe quixotic lamp."
-    library.detach(ANN, store, file)
+    library.stores.detach(ANN, store, file)
     library.delete_file(ANN, file)
     assert not [path for path in (tmp_path / "docs").rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
