@@ -8,14 +8,11 @@ learnt from each step.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-import numpy as np
-
 from paceline.core.clock import ACCEPTANCE_SLOPE, AcceptanceByEntropy, MovingAverage, Ratio
-from paceline.core.sampling.dist import Dist
 
 # GELATO's outer loop: how many tokens a step drafts, so that throughput is high and mean energy within the budget.
 #
@@ -136,38 +133,19 @@ LEAST_ACCEPTANCE: Final = 0.9  # ρ0: drafts less likely to be accepted fill the
 OVERFLOW: Final = 1.2  # capacity ÷ leak (Θ_th ÷ H_th)
 
 
-def entropy(dist: Dist) -> float:
-    """Entropy in nats. The tail of a sparse distribution counts as one token, so the value is a lower bound."""
-    probs = dist.probs[dist.probs > 0.0]
-    total = -float(np.dot(probs, np.log(probs)))
-    return total - dist.tail * math.log(dist.tail) if dist.tail > 0.0 else total
-
-
-@dataclass(frozen=True, slots=True)
-class GateLimits:
-    """Leak and capacity of the bucket, nats."""
-
-    leak: float  # H_th
-    capacity: float  # Θ_th
-
-    @staticmethod
-    def of(slope: float = ACCEPTANCE_SLOPE) -> GateLimits:
-        """The leak is the entropy at which acceptance, exp(-slope · H), is the least that is wanted (eq. 11)."""
-        leak = -math.log(LEAST_ACCEPTANCE) / slope
-        return GateLimits(leak, OVERFLOW * leak)
-
-
 class EntropyGate:
     """The bucket of one chain."""
 
-    def __init__(self, limits: GateLimits) -> None:
-        self._limits = limits
+    def __init__(self, slope: float = ACCEPTANCE_SLOPE) -> None:
+        """The leak is the entropy at which acceptance, exp(-slope · H), is the least that is wanted (eq. 11)."""
+        self.leak = -math.log(LEAST_ACCEPTANCE) / slope  # nats: H_th
+        self.capacity = OVERFLOW * self.leak  # nats: Θ_th
         self._level = 0.0
 
     def admits(self, nats: float) -> bool:
         """Let the entropy of the next draft's distribution flow in. False: draft no further; call no more."""
-        self._level = max(0.0, self._level + nats - self._limits.leak)
-        return self._level <= self._limits.capacity
+        self._level = max(0.0, self._level + nats - self.leak)
+        return self._level <= self.capacity
 
 
 # Estimates for the loops, learnt from each step: acceptance by entropy, accepted length, payload and times.
@@ -213,29 +191,30 @@ class StepEstimates:
 
     acceptance: float = 0.9  # ρ before anything is known
     verify_s: float = 0.1  # s, of a step beside drafting and sending, before anything is known
-    _accepted: MovingAverage = field(default_factory=lambda: MovingAverage(0.02))
-    _verify: MovingAverage = field(default_factory=lambda: MovingAverage(0.1))
-    _streamed: MovingAverage = field(default_factory=lambda: MovingAverage(0.1))
-    _bits: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
+    # Of drafts that a verdict has reached, not of those behind a rejected one: 1 for an accepted one, else 0.
+    accepted: MovingAverage = field(default_factory=lambda: MovingAverage(0.02))
+    verified: MovingAverage = field(default_factory=lambda: MovingAverage(0.1))  # s of a step, as `verify_s`
+    streamed: MovingAverage = field(default_factory=lambda: MovingAverage(0.1))  # s of a token without any draft
+    bits: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))  # sent for a draft
     _reached: list[MovingAverage] = field(default_factory=list)  # by place: 1 where the chain got there, else 0
 
     @property
     def rho(self) -> float:
         """Share of the examined drafts that were accepted."""
-        known = self._accepted.value
+        known = self.accepted.value
         return self.acceptance if known is None else known
 
     @property
     def verification_s(self) -> float:
         """Seconds of a step beside drafting and sending."""
-        known = self._verify.value
+        known = self.verified.value
         return self.verify_s if known is None else max(known, LEAST_S)
 
     def streamed_s(self, rtt: float | None) -> float:
         """Seconds of a token where nothing is drafted and the verifier knows. rtt: s; None: not known."""
-        known = self._streamed.value
-        if known is None and self._verify.value is not None and rtt is not None:
-            known = self._verify.value - rtt
+        known = self.streamed.value
+        if known is None and self.verified.value is not None and rtt is not None:
+            known = self.verified.value - rtt
         return self.verification_s if known is None else max(known, LEAST_S)
 
     def reach(self, place: int) -> float:
@@ -251,28 +230,6 @@ class StepEstimates:
             self._reached.append(MovingAverage(0.05))
         for place in range(min(intended, MAX_DRAFTS)):
             self._reached[place].add(1.0 if place < drafted else 0.0)
-
-    def add_examined(self, *, accepted: bool) -> None:
-        """Record a draft that a verdict has reached. Those behind a rejected one are not examined."""
-        self._accepted.add(float(accepted))
-
-    def add_verification(self, seconds: float) -> None:
-        """Record a step's seconds beside drafting and sending."""
-        self._verify.add(seconds)
-
-    def add_streamed(self, seconds: float) -> None:
-        """Record the seconds of a token for which nothing was drafted."""
-        self._streamed.add(seconds)
-
-    def add_payload(self, bits: Sequence[float]) -> None:
-        """Record the bits sent for each draft."""
-        for each in bits:
-            self._bits.add(each)
-
-    def bits_per_draft(self, first: float) -> float:
-        """Mean bits sent for a draft; `first` before anything is known."""
-        known = self._bits.value
-        return first if known is None else known
 
     def predict(self, drafts: int, *, draft_s: float, draft_j: float, send_s: float, send_j: float) -> Prediction:
         """The step with so many intended drafts.
@@ -302,27 +259,12 @@ def _calibration(least: float = 0.0) -> Ratio:
 
 @dataclass(slots=True)
 class EnergyEstimates:
-    """Joules of a draft's forward and of a byte sent, from what a machine was told; None before it was."""
+    """Joules of a draft's forward and of a byte sent, from what a machine was told."""
 
     cost: Ratio = field(default_factory=lambda: _calibration(0.1))  # of steps, J
     gain: Ratio = field(default_factory=_calibration)  # accepted drafts of steps
-    _forward: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
-    _byte: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
-
-    @property
-    def forward_j(self) -> float | None:
-        return self._forward.value
-
-    @property
-    def byte_j(self) -> float | None:
-        return self._byte.value
-
-    def add_forward(self, joules: float) -> None:
-        self._forward.add(joules)
-
-    def add_sent(self, num_bytes: int, joules: float) -> None:
-        if num_bytes:
-            self._byte.add(joules / num_bytes)
+    forward: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
+    byte: MovingAverage = field(default_factory=lambda: MovingAverage(0.05))
 
 
 @dataclass(slots=True)

@@ -230,85 +230,34 @@ _STREET_EN: Final = (
     "(?:street|st|road|rd|avenue|ave|lane|ln|drive|dr|boulevard|blvd|court|ct|way|place|pl|square|sq|terrace|crescent"
     "|close|parkway|highway|gardens|mews|row|hill)"
 )
-_EMAIL: Final = re.compile(
-    r"(?<![\w.+-])[\w.+-]++@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}",
-    re.IGNORECASE,
-)
-_ADDRESSED: Final = re.compile(
-    rf"(?:https?://|www\.){_URL}",
-    re.IGNORECASE,
-)
-_DOMAIN: Final = re.compile(
-    rf"(?<![\w@.-])(?:[\w-]{{1,63}}\.){{1,5}}{_TOP}(?![.-]?\w)(?:/{_URL}|/)?",
-    re.IGNORECASE,
-)
-_OF_USER: Final = re.compile(
-    r"(?:/(?:home|users)/|[a-z]:\\users\\)[^\s\"'<>]++|(?<![\w@])@[a-z_][\w.]{1,30}\b",
-    re.IGNORECASE,
-)
-_IBAN: Final = re.compile(
-    r"\b[a-z]{2}\d{2} ?(?:[a-z]{4}|\d{4})(?: ?\d){6,26}+\b",
-    re.IGNORECASE,
-)
+_EMAIL: Final = re.compile(r"(?i)(?<![\w.+-])[\w.+-]++@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}")
+_ADDRESSED: Final = re.compile(rf"(?i)(?:https?://|www\.){_URL}")
+_DOMAIN: Final = re.compile(rf"(?i)(?<![\w@.-])(?:[\w-]{{1,63}}\.){{1,5}}{_TOP}(?![.-]?\w)(?:/{_URL}|/)?")
+_OF_USER: Final = re.compile(r"(?i)(?:/(?:home|users)/|[a-z]:\\users\\)[^\s\"'<>]++|(?<![\w@])@[a-z_][\w.]{1,30}\b")
+_IBAN: Final = re.compile(r"(?i)\b[a-z]{2}\d{2} ?(?:[a-z]{4}|\d{4})(?: ?\d){6,26}+\b")
 _GERMAN_STREET: Final = re.compile(
-    rf"(?<![\w'’-])(?:(?:(?-i:[A-ZÄÖÜ])[\w-]{{1,30}} ){{0,2}}[\w'’-]{{0,30}}{_STREET_DE}"
+    rf"(?i)(?<![\w'’-])(?:(?:(?-i:[A-ZÄÖÜ])[\w-]{{1,30}} ){{0,2}}[\w'’-]{{0,30}}{_STREET_DE}"
     r"|(?:am|an der|auf der|auf dem|im|in der|in den|zum|zur|unter den) [a-zäöü][\w-]{2,30})"
-    r",? \d{1,4}(?: ?[a-h])?\b(?:,? (?:d-)?\d{5}(?: [a-zäöü][\w-]{2,30})?)?",
-    re.IGNORECASE,
+    r",? \d{1,4}(?: ?[a-h])?\b(?:,? (?:d-)?\d{5}(?: [a-zäöü][\w-]{2,30})?)?"
 )
-_SQUARE: Final = re.compile(
-    r"\b(?:straße|strasse|platz|allee|ring) (?:de[rs] |[a-z]+ ){1,2}\d{1,4}(?: ?[a-h])?\b",
-    re.IGNORECASE,
-)
-_HOUSE: Final = re.compile(
-    r"(?<=\bat )\d{1,5} (?-i:[A-Z])\w{2,30}",
-    re.IGNORECASE,
-)
+_SQUARE: Final = re.compile(r"(?i)\b(?:straße|strasse|platz|allee|ring) (?:de[rs] |[a-z]+ ){1,2}\d{1,4}(?: ?[a-h])?\b")
+_HOUSE: Final = re.compile(r"(?i)(?<=\bat )\d{1,5} (?-i:[A-Z])\w{2,30}")
 _ENGLISH_STREET: Final = re.compile(
-    rf"\b\d{{1,5}}[a-z]?,? (?:[\w'’.-]{{1,30}} ){{1,4}}{_STREET_EN}\b\.?"
-    r"|\b[a-z]{1,2}\d[a-z\d]? \d[a-z]{2}\b|\b(?:p\.? ?o\.? box|postfach) [\d ]{2,9}\d",
-    re.IGNORECASE,
+    rf"(?i)\b\d{{1,5}}[a-z]?,? (?:[\w'’.-]{{1,30}} ){{1,4}}{_STREET_EN}\b\.?"
+    r"|\b[a-z]{1,2}\d[a-z\d]? \d[a-z]{2}\b|\b(?:p\.? ?o\.? box|postfach) [\d ]{2,9}\d"
 )
-_TOWN: Final = re.compile(
-    r"\b(?:(?-i:D-)?\d{5}|\d{4}) (?-i:[A-ZÄÖÜ][\wäöüß-]{2,30})",
-    re.IGNORECASE,
-)
-_DAY: Final = re.compile(
-    rf"\b\d{{1,2}}(?:st|nd|rd|th|\.)?(?: of)? ?{_MONTH}\b\.?(?:,? ?\d{{4}}\b)?",
-    re.IGNORECASE,
-)
-_IN_MONTH: Final = re.compile(
-    rf"\b{_MONTH}\b\.? (?:\d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?|\d{{4}}\b)",
-    re.IGNORECASE,
-)
-_DIGIT_DATE: Final = re.compile(
-    r"(?<![\d.])\d{1,4}([./-])\d{1,2}\1\d{2,4}(?!\w)|(?<![\d.])\d{1,2}\.\d{1,2}\.(?!\.?\d)",
-    re.IGNORECASE,
-)
-_BORN: Final = re.compile(
-    r"(?:\b(?:born|geboren|geb\.|jahrgang|\*)(?: in| im jahr| im)? ?)\d{4}\b",
-    re.IGNORECASE,
-)
-_SUM_OF: Final = re.compile(
-    rf"(?:[€$£¥]|\b(?:eur|usd|chf|gbp)\b) ?{_SUM}(?: ?{_SCALE}\b)?",
-    re.IGNORECASE,
-)
-_SUM_IN: Final = re.compile(
-    rf"(?<![\w.,]){_SUM}(?:,-)? ?(?:{_SCALE} )?{_MONEY}(?!\w)",
-    re.IGNORECASE,
-)
+_TOWN: Final = re.compile(r"(?i)\b(?:(?-i:D-)?\d{5}|\d{4}) (?-i:[A-ZÄÖÜ][\wäöüß-]{2,30})")
+_DAY: Final = re.compile(rf"(?i)\b\d{{1,2}}(?:st|nd|rd|th|\.)?(?: of)? ?{_MONTH}\b\.?(?:,? ?\d{{4}}\b)?")
+_IN_MONTH: Final = re.compile(rf"(?i)\b{_MONTH}\b\.? (?:\d{{1,2}}(?:st|nd|rd|th)?\b(?:,? \d{{4}}\b)?|\d{{4}}\b)")
+_DIGIT_DATE: Final = re.compile(r"(?<![\d.])\d{1,4}([./-])\d{1,2}\1\d{2,4}(?!\w)|(?<![\d.])\d{1,2}\.\d{1,2}\.(?!\.?\d)")
+_BORN: Final = re.compile(r"(?i)(?:\b(?:born|geboren|geb\.|jahrgang|\*)(?: in| im jahr| im)? ?)\d{4}\b")
+_SUM_OF: Final = re.compile(rf"(?i)(?:[€$£¥]|\b(?:eur|usd|chf|gbp)\b) ?{_SUM}(?: ?{_SCALE}\b)?")
+_SUM_IN: Final = re.compile(rf"(?i)(?<![\w.,]){_SUM}(?:,-)? ?(?:{_SCALE} )?{_MONEY}(?!\w)")
 _PHONE: Final = re.compile(
-    r"(?<![\w+.,])(?:\+|00|\(?0(?=[1-9]))\d[\d ()/.-]{5,20}\d(?!\w)|\(\d{2,5}\) ?\d[\d -]{4,14}\d(?!\w)",
-    re.IGNORECASE,
+    r"(?<![\w+.,])(?:\+|00|\(?0(?=[1-9]))\d[\d ()/.-]{5,20}\d(?!\w)|\(\d{2,5}\) ?\d[\d -]{4,14}\d(?!\w)"
 )
-_PLATE: Final = re.compile(
-    r"\b[a-zäöü]{1,3}-[a-z]{1,2} ?\d{1,4}[eh]?\b|\b[a-z]{2}(?: ?\d{2}){3} ?[a-d]\b",
-    re.IGNORECASE,
-)
-_ID: Final = re.compile(
-    r"\b\d{2} ?\d{6} ?[a-z] ?\d{3}\b|(?<![\w:])(?:[\da-f]{0,4}:){3,7}[\da-f]{0,4}\b",
-    re.IGNORECASE,
-)
+_PLATE: Final = re.compile(r"(?i)\b[a-zäöü]{1,3}-[a-z]{1,2} ?\d{1,4}[eh]?\b|\b[a-z]{2}(?: ?\d{2}){3} ?[a-d]\b")
+_ID: Final = re.compile(r"(?i)\b\d{2} ?\d{6} ?[a-z] ?\d{3}\b|(?<![\w:])(?:[\da-f]{0,4}:){3,7}[\da-f]{0,4}\b")
 _PATTERNS: Final = (  # the first ones keep their place
     ("EMAIL", _EMAIL),
     ("LINK", _ADDRESSED),

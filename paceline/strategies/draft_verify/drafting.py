@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.core.clock import MovingAverage, StepClock
-from paceline.core.offloading import entropy
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
@@ -197,7 +196,7 @@ class Drafting:
         head, looked_at, self._looked_at = self._tree.head, self._looked_at, None
         if looked_at is head and head.own_dist is not None:
             would_draft = head.own_dist.token(self._config.output.sampling, head.position)
-            self._pace.examined(entropy(head.own_dist.known), accepted=would_draft == token)
+            self._pace.examined(head.own_dist.known.entropy(), accepted=would_draft == token)
 
     def recover(self, head: Dist) -> int:
         """The next target, which the cloud has left to this side. See `Verifier.recover`."""
@@ -213,7 +212,7 @@ class Drafting:
         self._pace.came(now, self._came, streamed=self._idle)
         self._came = 0
         if self._sent_at is not None and not (self._waits and now - self._sent_at < (rtt or 0.0)):
-            self._pace.stats.estimates.add_verification(max(0.0, now - self._sent_at))
+            self._pace.stats.estimates.verified.add(max(0.0, now - self._sent_at))
             self._sent_at = None
 
     def resend(self, now: float) -> list[Effect]:
@@ -241,7 +240,7 @@ class Drafting:
                 draft = suggested if self._pace.admits(nats) else None
                 self._counts.looked_up += draft is not None
             else:
-                nats = entropy(last.own_dist.known)
+                nats = last.own_dist.known.entropy()
                 draft = self._drafted(last) if self._pace.admits(nats) else None
             is_end = draft is not None and draft.token in self._config.output.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):

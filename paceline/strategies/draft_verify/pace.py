@@ -18,7 +18,6 @@ from paceline.core.offloading import (
     THROUGHPUT_WEIGHT,
     EnergyQueue,
     EntropyGate,
-    GateLimits,
     OffloadStats,
     Prediction,
     choose_length,
@@ -64,9 +63,9 @@ class Pace:
         self.looks = False
         if ahead and (not options.overlap or likely < OVERLAP_LEAST):
             return False
-        num_bytes = stats.estimates.bits_per_draft(FIRST_BITS) / 8.0
+        num_bytes = (stats.estimates.bits.value or FIRST_BITS) / 8.0
         send_s = 0.0 if bandwidth is None else num_bytes / bandwidth
-        forward_j, byte_j, queue = stats.energy.forward_j, stats.energy.byte_j, self._queue
+        forward_j, byte_j, queue = stats.energy.forward.value, stats.energy.byte.value, self._queue
         draft_j = stats.compute_w * draft_s if forward_j is None else forward_j
         send_j = stats.send_w * send_s if byte_j is None else byte_j * num_bytes
         cost = 1.0 if queue is None else stats.energy.cost.value
@@ -108,7 +107,7 @@ class Pace:
         self._foreseen = Prediction(foreseen.tokens, foreseen.seconds, foreseen.joules / cost)
         # Entropy tells which drafts are wasted, and without a budget waste costs nothing.
         gated = options.gate and queue is not None and not (options.fixed or explores)
-        self._gate = EntropyGate(GateLimits.of(stats.acceptance.slope)) if gated else None
+        self._gate = EntropyGate(stats.acceptance.slope) if gated else None
         self._drafted = 0
         self.open = self._intended > 0
         if not (self.open or ahead):
@@ -170,7 +169,8 @@ class Pace:
         self._told = Spent(computed, spent.sent)
         if spent.sent is not None:
             self._step_j += spent.sent
-            self.stats.energy.add_sent(spent.num_bytes, spent.sent)
+            if spent.num_bytes:
+                self.stats.energy.byte.add(spent.sent / spent.num_bytes)
 
     def computed(self, seconds: float | None) -> None:
         """Record the forward that was answered: a draft's, or with None one that no budget counts."""
@@ -178,7 +178,7 @@ class Pace:
         if seconds is None:
             return
         if told is not None:
-            self.stats.energy.add_forward(told)
+            self.stats.energy.forward.add(told)
         self._step_j += self.stats.compute_w * seconds if told is None else told
 
     def end(self, num_bytes: int, bandwidth: float | None) -> None:
@@ -186,7 +186,7 @@ class Pace:
         stats = self.stats
         stats.estimates.add_chain(self._intended, self._drafted)
         if self._drafted:
-            stats.estimates.add_payload([8.0 * num_bytes / self._drafted])
+            stats.estimates.bits.add(8.0 * num_bytes / self._drafted)
         if bandwidth is not None and self._told.sent is None:
             self._step_j += stats.send_w * num_bytes / bandwidth
         self._close()
@@ -225,7 +225,7 @@ class Pace:
         """Record a verdict with so many targets. streamed: the verifier had been told not to wait for drafts."""
         last, self._verdict_at = self._verdict_at, now
         if last is not None and streamed and self._streams and tokens:
-            self.stats.estimates.add_streamed((now - last) / tokens)
+            self.stats.estimates.streamed.add((now - last) / tokens)
         self._streams = streamed
         if last is not None and now > last:
             self.stats.round_s.add(now - last)
@@ -239,6 +239,6 @@ class Pace:
             self.stats.seconds.add(hit=second)
         self.stats.examined += 1
         self._accepted += accepted
-        self.stats.estimates.add_examined(accepted=accepted)
+        self.stats.estimates.accepted.add(float(accepted))
         if nats is not None:
             self.stats.acceptance.add(nats, accepted=accepted)

@@ -191,7 +191,7 @@ def test_a_verifier_that_takes_no_drafts_does_not_break_a_budget_for_which_they_
                 pace.computed(DRAFT_S)
                 assert pace.admits(0.0)
             pace.end(10, None)
-        pace.stats.estimates.add_verification(VERIFY_S)
+        pace.stats.estimates.verified.add(VERIFY_S)
         pace.came(0.1 * number, 1)
         spent.append(stats.joules - before)
     assert sum(spent[1_000:]) / 2_000 <= 1.02 * queue.budget

@@ -52,7 +52,7 @@ class Round:
                 break
             tokens += 1
         self.now += VERIFY_S + DRAFT_S * len(drafts)
-        pace.stats.estimates.add_verification(VERIFY_S)
+        pace.stats.estimates.verified.add(VERIFY_S)
         pace.came(self.now, tokens)
         return self.stats.joules - before, tokens
 

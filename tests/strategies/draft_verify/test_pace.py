@@ -59,7 +59,7 @@ def test_drafts_that_are_never_accepted_are_tried_now_and_then_alone() -> None:
     pace = Pace(VerifyOptions(), stats)
     for _ in range(300):
         pace.examined(SURE, accepted=False)
-        stats.estimates.add_verification(0.1)
+        stats.estimates.verified.add(0.1)
     steps = [drafted(pace) for _ in range(2 * PROBE_STEPS)]
     assert sorted(set(steps)) == [0, 1] and sum(steps) == 2
 
@@ -72,11 +72,11 @@ def test_a_cloud_that_waits_decodes_alone_where_that_is_faster_than_drafts_and_i
     with the targets now and then."""
     stats = experienced()
     for number in range(300):
-        stats.estimates.add_examined(accepted=number % 4 > 0)
+        stats.estimates.accepted.add(float(number % 4 > 0))
     pace = Pace(VerifyOptions(waits=True, overlap=overlap), stats)
     for rtt, streams in ((0.3, True), (0.01, False)):
         for _ in range(100):
-            stats.estimates.add_verification(rtt + 0.03)
+            stats.estimates.verified.add(rtt + 0.03)
         steps = [(drafted(pace, draft_s=0.005, rtt=rtt), pace.looks) for _ in range(2 * PROBE_STEPS)]
         assert all((count == 0) is streams for count, _ in steps)
         assert sum(looks for _, looks in steps) == (2 if streams else 0)
@@ -85,8 +85,8 @@ def test_a_cloud_that_waits_decodes_alone_where_that_is_faster_than_drafts_and_i
 def test_drafting_ahead_of_a_verdict_stops_where_it_is_hardly_wanted() -> None:
     stats = OffloadStats()
     for _ in range(200):
-        stats.estimates.add_examined(accepted=False)
-        stats.estimates.add_examined(accepted=True)
+        stats.estimates.accepted.add(float(False))
+        stats.estimates.accepted.add(float(True))
     pace = Pace(VerifyOptions(gate=False), stats)  # half of the drafts are accepted
     assert pace.begin(1, 0.001, None)
     pace.cancel()
