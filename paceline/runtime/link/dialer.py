@@ -74,7 +74,6 @@ class Dialer:
         self._uniform = uniform
         self._sleep = sleep
         self._connect = connect
-        self._num_links = 0
 
     async def run(self) -> None:
         """Run until cancelled. Raises ConfigError for an invalid URL."""
@@ -109,8 +108,7 @@ class Dialer:
             connection = await self._connect(url, ssl=self._ssl)
         except LinkClosed as error:
             return None, str(error), False
-        async with emulated(connection, self._emulation, index=self._num_links) as transport:
-            self._num_links += 1
+        async with emulated(connection, self._emulation) as transport:
             link = Link(
                 transport,
                 self._handshake(),
