@@ -10,7 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar, cast
+from itertools import count
+from typing import NoReturn, TypeVar, cast
+
+import msgspec
 
 from paceline.errors import ConfigError, LinkClosed, PacelineError
 from paceline.runtime.link.connection import Authenticator
@@ -27,94 +30,8 @@ from paceline.wire.stages.messages import (
     RequestDone,
     RequestFailed,
     RowFormat,
+    StageCost,
 )
-
-# Plan of a pipeline: which layers each stage gets, from its measured speed and its memory.
-#
-# The slowest stage sets the pace of a pipeline that is kept full, so the plan minimises the longest time of a stage;
-# of plans with that time, it takes the one whose sum is least. Exact, by dynamic programming over (stages, layers).
-# Stages keep their given order. Links between them are not weighed.
-
-
-@dataclass(frozen=True, slots=True)
-class StageSpeed:
-    """One stage's machine: what a layer costs there."""
-
-    layer_s: float  # time of one layer's forward of one row
-    head_s: float = 0.0  # likewise of the final norm and the scores; of the last stage alone
-    free_bytes: int | None = None  # memory for weights; None: enough
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSize:
-    layers: int
-    layer_bytes: int = 0
-    embedding_bytes: int = 0  # of the first stage
-    head_bytes: int = 0  # of the last stage
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Layers `first` to `stop` - 1, and what they take."""
-
-    first: int
-    stop: int
-    seconds: float
-    num_bytes: int
-
-
-def plan_spans(model: ModelSize, stages: Sequence[StageSpeed]) -> list[Span]:
-    """A span of at least one layer for every stage, in order. Raises ConfigError with a sentence if there is none."""
-    if not stages or len(stages) > model.layers:
-        raise ConfigError(
-            f"{len(stages)} stages cannot share {model.layers} layers: each stage needs at least one, so give "
-            f"1 to {model.layers} stages."
-        )
-    best: list[tuple[float, float, tuple[Span, ...]] | None] = [(0.0, 0.0, ())] + [None] * model.layers
-    for number, stage in enumerate(stages):
-        after: list[tuple[float, float, tuple[Span, ...]] | None] = [None] * (model.layers + 1)
-        for first, before in enumerate(best):
-            if before is None:
-                continue
-            for stop in range(first + 1, model.layers - (len(stages) - number - 1) + 1):
-                span = _span(model, stage, first, stop, is_last=number == len(stages) - 1)
-                if stage.free_bytes is not None and span.num_bytes > stage.free_bytes:
-                    break
-                found = (max(before[0], span.seconds), before[1] + span.seconds, (*before[2], span))
-                known = after[stop]
-                if known is None or found[:2] < known[:2]:
-                    after[stop] = found
-        best = after
-    whole = best[model.layers]
-    if whole is None:
-        needed = model.layers * model.layer_bytes + model.embedding_bytes + model.head_bytes
-        free = sum(stage.free_bytes or 0 for stage in stages)
-        raise ConfigError(
-            f"The model's weights take {_mib(needed)} MiB and do not fit: {len(stages)} stages have {_mib(free)} MiB "
-            "free together. Add a stage, or free memory."
-        )
-    return list(whole[2])
-
-
-def describe_plan(spans: Sequence[Span]) -> list[str]:
-    """One line for each stage."""
-    return [
-        f"stage {number}: layers {span.first}:{span.stop}, {span.seconds * 1e3:.2f} ms a row, "
-        f"{_mib(span.num_bytes)} MiB of weights"
-        for number, span in enumerate(spans, 1)
-    ]
-
-
-def _span(model: ModelSize, stage: StageSpeed, first: int, stop: int, *, is_last: bool) -> Span:
-    seconds = (stop - first) * stage.layer_s + (stage.head_s if is_last else 0.0)
-    num_bytes = (stop - first) * model.layer_bytes
-    num_bytes += (model.embedding_bytes if first == 0 else 0) + (model.head_bytes if is_last else 0)
-    return Span(first, stop, seconds, num_bytes)
-
-
-def _mib(num_bytes: int) -> int:
-    return -(-num_bytes // (1 << 20))
-
 
 log = logging.getLogger("paceline.stages")
 A = TypeVar("A", bound=Frame)
@@ -125,6 +42,7 @@ LOAD_S = 600.0
 ASSIGN_S = 10.0
 
 
+Span = tuple[int, int]  # layers: the first, and that behind the last
 Standing = Callable[[str, bytes], Awaitable[CloseCode | None]]  # of a name and its key: why it may not stay
 
 
@@ -167,7 +85,7 @@ class Member:
         return self.link is not None and self.link.is_open
 
     @property
-    def span(self) -> tuple[int, int] | None:
+    def span(self) -> Span | None:
         """Layers it has loaded."""
         about = self.about
         return None if about is None or about.first == about.stop else (about.first, about.stop)
@@ -230,13 +148,12 @@ class Members:
         members that were not started here; None: whoever was let in may stay."""
         self.members = [Member(place) for place in places]
         self.order: list[Member] = []  # the pipeline, first stage first
-        self.spans: list[tuple[int, int]] = []  # their layers
-        self.plan: list[Span] = []
+        self.spans: list[Span] = []  # their layers
         self._key, self._admit = key, admit
         self._fingerprint, self._format = fingerprint, format
         self._heard, self._lost, self._standing = heard, lost, standing
         self._kind: tuple[str, int, int] | None = None  # number format, block size, and vocabulary of the row
-        self._requests = 0
+        self._numbers = count(1, 2)  # of requests: odd, so that they are none of the engine's
         self.epoch = 0
         self.is_hopeful = False  # a lost stage is being started here, or its layers are loaded elsewhere
 
@@ -244,11 +161,6 @@ class Members:
     def abouts(self) -> list[About]:
         """Of the pipeline's stages, first stage first."""
         return [member.about for member in self.order if member.about is not None]
-
-    def number(self) -> int:
-        """Of a request: odd, so that it is none of the engine's."""
-        self._requests += 2
-        return self._requests + 1
 
     # ---- connecting -------------------------------------------------------------------------------------------------
     async def connect(self, member: Member, *, measured: bool = False) -> None:
@@ -272,7 +184,7 @@ class Members:
             await member.place.kill()  # it runs and does not answer: the next attempt starts another
             raise
         member.link, (member.name, member.key), member.address = link, link.stage, address
-        member.about = await member.ask(Describe(self.number(), measured), DESCRIBE_S, About)
+        member.about = await member.ask(Describe(next(self._numbers), measured), DESCRIBE_S, About)
         self._check(member)
 
     def _received(self, member: Member, link: StageLink, message: Frame | Bulk) -> None:
@@ -286,23 +198,19 @@ class Members:
             self._lost(member, link.reason, link.silence_s)
 
     def _check(self, member: Member) -> None:
-        assert member.about is not None
-        if member.about.model != self._fingerprint:
-            self.close_one(member)
-            raise LinkClosed(f"the stage at {member.place} has another model")
+        """Texts depend on the model and its number format, and the memory that is counted on the size of blocks."""
+        about = member.about
+        assert about is not None
+        if about.model != self._fingerprint:
+            self._refuse(member, "another model")
+        if self._kind is not None and member.span is not None and _kind_of(about) != self._kind:
+            own = f"numbers in {about.dtype} and blocks of {about.block_size} rows"
+            self._refuse(member, f"{own}, the others have {self._kind[0]} and {self._kind[1]}")
 
-    def _check_kind(self, member: Member) -> None:
-        """Texts depend on the number format, and the memory that is counted on the size of blocks."""
-        if member.about is not None and self._kind is not None and _kind_of(member.about) != self._kind:
-            self.close_one(member)
-            raise LinkClosed(
-                f"the stage at {member.place} has numbers in {member.about.dtype or 'no format'} and blocks of "
-                f"{member.about.block_size} rows, the others have {self._kind[0]} and {self._kind[1]}"
-            )
-
-    def close_one(self, member: Member) -> None:
+    def _refuse(self, member: Member, what: str) -> NoReturn:
         if member.link is not None:
             member.link.break_off()
+        raise LinkClosed(f"the stage at {member.place} has {what}")
 
     # ---- the row ----------------------------------------------------------------------------------------------------
     async def begin(self) -> None:
@@ -330,21 +238,20 @@ class Members:
         costs = [about.cost for about in abouts if about.cost is not None]
         if len(costs) < len(self.members):
             raise LinkClosed("a stage has not measured its speed")
-        cost = costs[0]
-        here = sum(member.place.is_started_here for member in self.members)
-        speeds = [
-            StageSpeed(each.layer_s, each.head_s, each.free_bytes // (here if member.place.is_started_here else 1))
-            for member, each in zip(self.members, costs, strict=True)
+        layers, here = abouts[0].layers, sum(member.place.is_started_here for member in self.members)
+        costs = [  # those of this machine share its memory
+            msgspec.structs.replace(cost, free_bytes=cost.free_bytes // here) if member.place.is_started_here else cost
+            for member, cost in zip(self.members, costs, strict=True)
         ]
-        size = ModelSize(abouts[0].layers, cost.layer_bytes, cost.embedding_bytes, cost.head_bytes)
-        self.plan = plan_spans(size, speeds)
-        for line in describe_plan(self.plan):
-            log.info("%s", line)
-        await asyncio.gather(*(self.load(*pair) for pair in zip(self.members, self.plan, strict=True)))
+        plan = plan_spans(layers, costs)
+        for number, (cost, span) in enumerate(zip(costs, plan, strict=True), 1):
+            seconds, num_bytes = span_cost(cost, *span, layers)
+            told = "stage %d: layers %d:%d, %.2f ms a row, %d MiB of weights"
+            log.info(told, number, *span, seconds * 1e3, _mib(num_bytes))
+        await asyncio.gather(*(self.load(*pair) for pair in zip(self.members, plan, strict=True)))
 
-    async def load(self, member: Member, span: Span | tuple[int, int]) -> None:
-        first, stop = (span.first, span.stop) if isinstance(span, Span) else span
-        member.about = await member.ask(LoadSpan(self.number(), first, stop), LOAD_S, About)
+    async def load(self, member: Member, span: Span) -> None:
+        member.about = await member.ask(LoadSpan(next(self._numbers), *span), LOAD_S, About)
         self._check(member)
 
     def _row(self) -> list[Member]:
@@ -372,15 +279,12 @@ class Members:
     async def link(self) -> None:
         """Assign their places to all. Every stage is empty afterwards. Raises LinkClosed."""
         self.epoch += 1
-        form = self.format
         requests = []
-        for place, member in enumerate(self.order):
-            before = self.order[place - 1] if place else None
-            behind = self.order[place + 1] if place + 1 < len(self.order) else None
+        for before, member, behind in zip([None, *self.order], self.order, [*self.order[1:], None], strict=False):
             message = Assign(
-                self.number(),
+                next(self._numbers),
                 self.epoch,
-                form,
+                self.format,
                 None if before is None else before.key,
                 None if behind is None else behind.address,
                 None if behind is None else behind.key,
@@ -415,7 +319,7 @@ class Members:
                 if found.span != span:
                     self.is_hopeful = True
                     await self.load(found, span)
-                self._check_kind(found)
+                self._check(found)
             except PacelineError as error:
                 self.is_hopeful = False
                 raise LinkClosed(
@@ -425,7 +329,7 @@ class Members:
                 log.warning("the stage at %s takes the place of that at %s", found.place, member.place)
             self.order[place] = found
 
-    def _spare(self, span: tuple[int, int]) -> Member | None:
+    def _spare(self, span: Span) -> Member | None:
         """One that has loaded these layers, else one that has loaded none."""
         free = [member for member in self.members if member.is_up and member not in self.order]
         same = [member for member in free if member.span == span]
@@ -451,3 +355,48 @@ class Members:
 
 def _kind_of(about: About) -> tuple[str, int, int]:
     return about.dtype, about.block_size, about.vocab_size
+
+
+# Plan of a pipeline: which layers each stage gets, from its measured speed and its memory.
+
+
+def plan_spans(layers: int, costs: Sequence[StageCost]) -> list[Span]:
+    """A span of at least one layer for every stage, in their order. Raises ConfigError with a sentence if there is
+    none.
+
+    The slowest stage sets the pace of a pipeline that is kept full, so its time is the least that there can be; of
+    plans with that time, this is the one whose sum is least. Links between stages are not weighed.
+    """
+    if not 1 <= len(costs) <= layers:
+        raise ConfigError(
+            f"{len(costs)} stages cannot share {layers} layers: each stage needs at least one, so give 1 to {layers} "
+            "stages."
+        )
+    best: dict[int, tuple[float, float, list[Span]]] = {0: (0.0, 0.0, [])}  # by layers: longest time, sum, spans
+    for left, cost in zip(range(len(costs) - 1, -1, -1), costs, strict=True):
+        after: dict[int, tuple[float, float, list[Span]]] = {}
+        for first, (longest, total, spans) in best.items():
+            for stop in [layers] if not left else range(first + 1, layers - left + 1):
+                seconds, num_bytes = span_cost(cost, first, stop, layers)
+                found = max(longest, seconds), total + seconds, [*spans, (first, stop)]
+                if num_bytes <= cost.free_bytes and (stop not in after or found[:2] < after[stop][:2]):
+                    after[stop] = found
+        best = after
+    if layers not in best:
+        needed = layers * costs[0].layer_bytes + costs[0].embedding_bytes + costs[0].head_bytes
+        raise ConfigError(
+            f"The model's weights take {_mib(needed)} MiB and do not fit: {len(costs)} stages have "
+            f"{_mib(sum(cost.free_bytes for cost in costs))} MiB free together. Add a stage, or free memory."
+        )
+    return best[layers][2]
+
+
+def span_cost(cost: StageCost, first: int, stop: int, layers: int) -> tuple[float, int]:
+    """Seconds of a row, and bytes of weights. layers: of the whole model."""
+    seconds, num_bytes = (stop - first) * cost.layer_s, (stop - first) * cost.layer_bytes
+    num_bytes += cost.embedding_bytes if first == 0 else 0
+    return (seconds + cost.head_s, num_bytes + cost.head_bytes) if stop == layers else (seconds, num_bytes)
+
+
+def _mib(num_bytes: int) -> int:
+    return -(-num_bytes // (1 << 20))

@@ -60,18 +60,16 @@ from paceline.wire.stages.sampling import (
 _ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
 
 
+# Of a ticket, a segment, a first and a last row + 1: distributions of rows that the last stage keeps. Waits. Raises
+# EngineError.
 Fetch = Callable[[int, int, int, int], tuple[Dist, ...]]
-"""Of a ticket, a segment, a first and a last row + 1: distributions of rows that the last stage keeps. Waits. Raises
-EngineError."""
 
 
+@dataclass(frozen=True, eq=False)
 class BatchHandle:
     """As long as this object lives, the last stage keeps the scores of the batch."""
 
-    __slots__ = ("__weakref__", "ticket")
-
-    def __init__(self, ticket: int) -> None:
-        self.ticket = ticket
+    ticket: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -292,7 +290,7 @@ class RemotePipeline:
         if wanted:
             found: list[list[SampledToken]] = []
             parts = in_parts(list(wanted.values()))
-            questions = [StageRequest(-1, SampleRows(self._head.number(), part)) for part in parts]
+            questions = [StageRequest(-1, SampleRows(next(self._head.numbers), part)) for part in parts]
             for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
                 if not isinstance(answer, SampledRows) or len(answer.rows) != len(part):
                     raise EngineError("the last stage answered something else")
@@ -307,7 +305,7 @@ class RemotePipeline:
     def _fetch(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
         if first == stop:
             return ()
-        found = self._head.ask(StageRequest(-1, FetchScores(self._head.number(), ticket, segment, first, stop)))
+        found = self._head.ask(StageRequest(-1, FetchScores(next(self._head.numbers), ticket, segment, first, stop)))
         if not isinstance(found, Bulk) or not isinstance(found.header, ScoreRows):
             raise EngineError("the last stage answered something else")
         shape = stop - first, self._info.vocab_size
@@ -362,7 +360,7 @@ class RemotePipeline:
             for place, layers in enumerate(self._layers):
                 span = slice(first, first + layers)
                 part = KvPrefix(rows.model, rows.dtype, rows.tokens, rows.keys[span], rows.values[span])
-                number = self._head.number()
+                number = next(self._head.numbers)
                 message = ImportRows(number, seq, rows.tokens)
                 requests.append(StageRequest(place, message, kv_to_wire(number, part)))
                 first += layers
@@ -386,7 +384,7 @@ class RemotePipeline:
     def _ask_each(self, message: Callable[[int], Frame]) -> list[Frame | Bulk]:
         """Every stage's answer. message: of a request's number."""
         places = range(len(self._layers))
-        return self._head.ask_all([StageRequest(place, message(self._head.number())) for place in places])
+        return self._head.ask_all([StageRequest(place, message(next(self._head.numbers))) for place in places])
 
     # ---- memory -----------------------------------------------------------------------------------------------------
     def length(self, seq: SeqId) -> int:

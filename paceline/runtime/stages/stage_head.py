@@ -11,6 +11,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 
@@ -82,89 +83,6 @@ class StageRequest:
         return self.is_open or (self.error is None and isinstance(self.message, ImportRows))
 
 
-class Recovery:
-    """Makes a pipeline whole again after a loss, and gives up on it in time.
-
-    Belongs to the pipeline's loop. Callers that wait hold `changed` meanwhile.
-    """
-
-    def __init__(
-        self,
-        changed: threading.Condition,
-        members: Members,
-        rebuild: Callable[[], None],
-        give_up: Callable[[str], None],
-    ) -> None:
-        """rebuild: called with `changed` held once all stages are in their places, and empty. give_up: called with a
-        sentence when answers should wait no longer; attempts go on."""
-        self.is_torn = False  # a link between two stages was lost while they were being linked
-        self._changed, self._members = changed, members
-        self._rebuild, self._give_up = rebuild, give_up
-        self._why = ""  # the pipeline is not whole, in words
-        self._lost_at = 0.0  # time of the loop; when the lost stage was heard last
-        self._broken = asyncio.Event()
-
-    @property
-    def is_whole(self) -> bool:
-        return not self.is_torn and all(member.is_up for member in self._members.order)
-
-    def lost(self, reason: str, silence_s: float = 0.0) -> None:
-        """A stage of a whole pipeline, of which nothing had been heard for so long."""
-        self._why = reason
-        self._lost_at = asyncio.get_running_loop().time() - min(silence_s, max(0.0, PATIENCE_S - NOTICE_S))
-
-    def begin(self) -> None:
-        self._broken.set()
-
-    async def run(self) -> None:
-        """For ever: wait for a loss, and make the pipeline whole again. Answers fail meanwhile, if that takes long."""
-        while True:
-            await self._broken.wait()
-            watch = asyncio.create_task(self._watch())
-            try:
-                await asyncio.sleep(PAUSE_S / 10)  # its neighbours may have noticed before this end has
-                for failures in count(1):
-                    if await self._attempt():
-                        break
-                    await asyncio.sleep(back_off(failures, random.random(), PAUSE_S))
-            finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
-
-    async def _attempt(self) -> bool:
-        """Put the stages in a row. True if the pipeline is whole."""
-        try:
-            await self._members.replace_lost()
-            self.is_torn = False
-            await self._members.link()
-            with self._changed:
-                if not self.is_whole:
-                    return False  # lost meanwhile
-                self._broken.clear()
-                self._rebuild()
-        except Exception as error:
-            if not isinstance(error, LinkClosed):  # whoever waits must hear of it: the loop goes on
-                log.exception("the stages could not be put in a row")
-            if str(error) != self._why:
-                log.info("not whole yet: %s", error)
-            self._why = str(error) or type(error).__name__
-            return False
-        log.info("the pipeline is whole again after %.1f s", asyncio.get_running_loop().time() - self._lost_at)
-        return True
-
-    async def _watch(self) -> None:
-        """Give up once nobody can be expected to make the pipeline whole soon. Whoever waits fails then, not when the
-        attempt that is under way ends; who asks later is told what the latest attempt has met with."""
-        told: str | None = None
-        while True:
-            waited = asyncio.get_running_loop().time() - self._lost_at
-            patience = START_PATIENCE_S if self._members.is_hopeful else PATIENCE_S
-            if waited >= patience and told != self._why:
-                told = self._why
-                self._give_up(told)
-            await asyncio.sleep(PAUSE_S / 4)
-
-
 class StageHead:
     """`changed` guards `up`, `gone`, `batches`, `requests`, `history` and `sent`."""
 
@@ -180,36 +98,30 @@ class StageHead:
         self.callbacks: list[Callable[[], None]] = []  # when a batch is ready
         self.history = History(0, 0)  # until the stages have told what they are
         self.sent = SentRows(0, 0, 0, 1)
-        self._last_request = 0
+        self.numbers = count(2, 2)  # of requests: even, so that they are none of the members' own
+        self.members: Members  # as of the start of `_live`
         self._closing = False
-        self._make = make
-        self._members: Members | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._recovery: Recovery | None = None
-        self._ends: asyncio.Event | None = None
-        started: list[BaseException | None] = []
-        self._thread = threading.Thread(target=self._run, args=(started,), name="paceline-stages", daemon=True)
+        self._is_torn = False  # a link between two stages was lost while they were being linked
+        self._why = ""  # the pipeline is not whole, in words
+        self._lost_at = 0.0  # time of the loop; when the lost stage was heard last
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(make, started)), name="paceline-stages", daemon=True
+        )
         self._thread.start()
-        with self.changed:
-            while not started:
-                self.changed.wait()
-        if started[0] is not None:
+        try:
+            started.result()
+        except ConfigError:
             self._thread.join()
-            raise started[0]
+            raise
 
     def close(self) -> None:
         with self.changed:
             if self._closing:
                 return
             self._closing = True
-        assert self._loop is not None and self._ends is not None
         self._loop.call_soon_threadsafe(self._ends.set)
         self._thread.join()
-
-    @property
-    def members(self) -> Members:
-        assert self._members is not None
-        return self._members
 
     def batch(self, ticket: int) -> BatchUnderWay | None:
         return next((each for each in self.batches if each.ticket == ticket), None)
@@ -243,15 +155,9 @@ class StageHead:
         tickets: list[int] = []
         while self.forgotten:
             tickets.append(self.forgotten.popleft())
-        for ticket in tickets:
-            self.history.settle(ticket)
+            self.history.settle(tickets[-1])
         if tickets and self.up:
             self.send(-1, Forget(tuple(tickets)))
-
-    def number(self) -> int:
-        with self.changed:
-            self._last_request += 2
-            return self._last_request
 
     def ask(self, request: StageRequest) -> Frame | Bulk:
         return self.ask_all([request])[0]
@@ -275,50 +181,35 @@ class StageHead:
                 self.requests.pop(number, None)
             if done is not None and all(request.error is None for request in requests):
                 self.history.sent(done)
-        answers: list[Frame | Bulk] = []
-        for request in requests:
-            if request.error is not None:
-                raise request.error
-            assert request.answer is not None
-            answers.append(request.answer)
-        return answers
+        if errors := [request.error for request in requests if request.error is not None]:
+            raise errors[0]
+        return [request.answer for request in requests if request.answer is not None]
 
     # ---- on the pipeline's loop -------------------------------------------------------------------------------------
-    def _run(self, started: list[BaseException | None]) -> None:
-        asyncio.run(self._live(started))
-
-    async def _live(self, started: list[BaseException | None]) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._ends = asyncio.Event()
-        self._members = self._make(heard=self._heard, lost=self._lost)
-        self._recovery = Recovery(self.changed, self._members, self._rebuild, self._give_up)
-        error: BaseException | None = None
+    async def _live(self, make: Callable[..., Members], started: Future[None]) -> None:
+        self._loop, self._ends, self._broken = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+        self.members = make(heard=self._heard, lost=self._lost)
+        jobs: list[asyncio.Task[object]] = []
         try:
-            await self._members.begin()
-        except Exception as fault:
-            error = fault if isinstance(fault, ConfigError) else ConfigError(f"The stages cannot be used: {fault}.")
-        with self.changed:
-            self.up = error is None and self._recovery.is_whole
-            if error is None:
+            await self.members.begin()
+            with self.changed:
                 about = self.members.abouts[0]
                 self.history = History(about.vocab_size, about.max_positions)
                 self.sent = SentRows(about.vocab_size, about.max_positions, self._capacity(), about.block_size)
-            if error is None and not self.up:
-                self._recovery.lost("a stage was lost at the start")
-                self._recovery.begin()
-            started.append(error)
-            self.changed.notify_all()
-        ending = asyncio.create_task(self._ends.wait())
-        jobs: list[asyncio.Task[object]] = [ending]
-        jobs += [asyncio.create_task(job) for job in (self._recovery.run(), self._members.watch())]
-        try:
-            if error is None:  # a stage that is being started may take minutes, and the program may end meanwhile
-                await ending
+                self.up = self._is_whole
+                if not self.up:
+                    self._lost_now("a stage was lost at the start")
+            jobs += [asyncio.create_task(job) for job in (self._recover(), self.members.watch())]
+            started.set_result(None)
+            await self._ends.wait()  # a stage that is being started may take minutes, and the program may end meanwhile
+        except Exception as fault:
+            known = isinstance(fault, ConfigError)
+            started.set_exception(fault if known else ConfigError(f"The stages cannot be used: {fault}."))
         finally:
             for job in jobs:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
-            await self._members.close()
+            await self.members.close()
 
     def _heard(self, member: Member, message: Frame | Bulk) -> None:
         if isinstance(message, Bulk):
@@ -331,8 +222,7 @@ class StageHead:
                         self._done(message)
                 case NeighbourLost(epoch=epoch, reason=reason):
                     if epoch == self.members.epoch:
-                        assert self._recovery is not None
-                        self._recovery.is_torn = True
+                        self._is_torn = True
                         self._fall(f"{member.place} has lost {reason}")
                     return
                 case Bulk(header=KvRows(request=number) | ScoreRows(request=number)):
@@ -377,13 +267,70 @@ class StageHead:
 
     def _fall(self, reason: str, silence_s: float = 0.0) -> None:
         """With the condition held: nothing more is sent until the pipeline is whole again."""
-        assert self._recovery is not None
         if self.up:
             log.warning("%s", reason)
             self.losses += 1
-            self._recovery.lost(reason, silence_s)
+            self._lost_now(reason, silence_s)
         self.up = False
-        self._recovery.begin()
+        self._broken.set()
+
+    def _lost_now(self, reason: str, silence_s: float = 0.0) -> None:
+        """A stage of a whole pipeline, of which nothing had been heard for so long."""
+        self._why = reason
+        self._lost_at = self._loop.time() - min(silence_s, max(0.0, PATIENCE_S - NOTICE_S))
+        self._broken.set()
+
+    @property
+    def _is_whole(self) -> bool:
+        return not self._is_torn and all(member.is_up for member in self.members.order)
+
+    async def _recover(self) -> None:
+        """For ever: wait for a loss, and make the pipeline whole again. Answers fail meanwhile, if that takes long."""
+        while True:
+            await self._broken.wait()
+            watch = asyncio.create_task(self._watch())
+            try:
+                await asyncio.sleep(PAUSE_S / 10)  # its neighbours may have noticed before this end has
+                for failures in count(1):
+                    if await self._attempt():
+                        break
+                    await asyncio.sleep(back_off(failures, random.random(), PAUSE_S))
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    async def _attempt(self) -> bool:
+        """Put the stages in a row. True if the pipeline is whole."""
+        try:
+            await self.members.replace_lost()
+            self._is_torn = False
+            await self.members.link()
+            with self.changed:
+                if not self._is_whole:
+                    return False  # lost meanwhile
+                self._broken.clear()
+                self._rebuild()
+        except Exception as error:
+            if not isinstance(error, LinkClosed):  # whoever waits must hear of it: the loop goes on
+                log.exception("the stages could not be put in a row")
+            if str(error) != self._why:
+                log.info("not whole yet: %s", error)
+            self._why = str(error) or type(error).__name__
+            return False
+        log.info("the pipeline is whole again after %.1f s", self._loop.time() - self._lost_at)
+        return True
+
+    async def _watch(self) -> None:
+        """Give up once nobody can be expected to make the pipeline whole soon. Whoever waits fails then, not when the
+        attempt that is under way ends; who asks later is told what the latest attempt has met with."""
+        told: str | None = None
+        while True:
+            waited = self._loop.time() - self._lost_at
+            patience = START_PATIENCE_S if self.members.is_hopeful else PATIENCE_S
+            if waited >= patience and told != self._why:
+                told = self._why
+                self._give_up(told)
+            await asyncio.sleep(PAUSE_S / 4)
 
     def _rebuild(self) -> None:
         """Send what the stages must hold, what was under way, and what was asked. With the condition held."""
