@@ -180,7 +180,7 @@ class StageServer:
     def _received(self, link: StageLink, found: Frame | Bulk) -> None:
         match found:
             case Bulk(header=HiddenRows()) if link is self._before:
-                self.worker.put_hidden(found, link.taken)
+                self.worker.put_bulk(found, link.taken)
             case _ if link is self._head:
                 self._from_head(link, found)
             case _:
@@ -189,7 +189,7 @@ class StageServer:
     def _from_head(self, link: StageLink, found: Frame | Bulk) -> None:
         match found:
             case Bulk(header=KvRows()):
-                self.worker.put_kv(found, link.taken)
+                self.worker.put_bulk(found, link.taken)
             case Describe():
                 self.worker.answer(found.request, lambda: self._describe(found))
             case LoadSpan():

@@ -204,10 +204,8 @@ class StageWorker(threading.Thread):
         self._calls: deque[Callable[[], None]] = deque()  # before everything else
         self._ordered: deque[Ordered] = deque()
         self._changing: Counter[int] = Counter()  # changes among them, by sequence
-        self._overtaking: deque[PruneRows] = deque()
         self._urgent: deque[Urgent] = deque()
-        self._hidden: dict[int, tuple[Bulk, Taken]] = {}  # by ticket
-        self._kv: dict[int, tuple[Bulk, Taken]] = {}  # by request
+        self._bulks: dict[tuple[type[Frame], int], tuple[Bulk, Taken]] = {}  # by kind, and ticket or request
         self._last = LastRows()
         self._known: set[SeqId] = set()  # sequences that may hold rows
         self._epoch = 0
@@ -230,9 +228,9 @@ class StageWorker(threading.Thread):
     def assign(self, epoch: int, format: RowFormat, width: int, *, is_first: bool, is_last: bool) -> None:
         """Drop everything, and begin anew as this stage of a pipeline. What is being computed is dropped too."""
         with self._changed:
-            for _, taken in (*self._hidden.values(), *self._kv.values()):
+            for _, taken in self._bulks.values():
                 taken()
-            for waiting in (self._ordered, self._changing, self._overtaking, self._urgent, self._hidden, self._kv):
+            for waiting in (self._ordered, self._changing, self._urgent, self._bulks):
                 waiting.clear()
             self._last.clear()
             self._epoch, self._format, self._width = epoch, format, width
@@ -245,7 +243,7 @@ class StageWorker(threading.Thread):
         with self._changed:
             match message:
                 case PruneRows(horizon=horizon, seq=seq) if horizon is not None and not self._changing[seq]:
-                    self._overtaking.append(message)
+                    self._calls.append(partial(self._change, message))  # overtakes what waits
                 case PruneRows() | TruncateRows() | ForkRows() | ReleaseRows() | ImportRows():
                     self._changing[_changed(message)] += 1
                     self._ordered.append(message)
@@ -259,23 +257,20 @@ class StageWorker(threading.Thread):
                     raise TypeError(f"no command: {type(message).__name__}")
             self._changed.notify()
 
-    def put_hidden(self, bulk: Bulk, taken: Taken) -> None:
-        """Hidden rows of the stage before. Those of another epoch are dropped."""
-        assert isinstance(bulk.header, HiddenRows)
+    def put_bulk(self, bulk: Bulk, taken: Taken) -> None:
+        """Hidden rows of the stage before, or rows of an import. Those that no command waits for are dropped: they are
+        of an earlier assignment."""
         with self._changed:
-            if bulk.header.epoch == self._epoch and bulk.header.ticket not in self._hidden:
-                self._hidden[bulk.header.ticket] = bulk, taken
-                self._changed.notify()
-                return
-        taken()
-
-    def put_kv(self, bulk: Bulk, taken: Taken) -> None:
-        """Rows of an import that has been put. Others are dropped: their import was, with an assignment."""
-        assert isinstance(bulk.header, KvRows)
-        request = bulk.header.request
-        with self._changed:
-            if any(isinstance(item, ImportRows) and item.request == request for item in self._ordered):
-                self._kv[request] = bulk, taken
+            match bulk.header:
+                case HiddenRows(epoch=epoch, ticket=number):
+                    is_wanted = epoch == self._epoch
+                case KvRows(request=number):
+                    is_wanted = any(isinstance(item, ImportRows) and item.request == number for item in self._ordered)
+                case _:
+                    raise TypeError(f"no rows: {type(bulk.header).__name__}")
+            key = type(bulk.header), number
+            if is_wanted and key not in self._bulks:
+                self._bulks[key] = bulk, taken
                 self._changed.notify()
                 return
         taken()
@@ -307,9 +302,6 @@ class StageWorker(threading.Thread):
             return lambda: None
         if self._calls:
             return self._calls.popleft()
-        if self._overtaking:
-            prune = self._overtaking.popleft()
-            return lambda: self._change(prune)
         for number, asked in enumerate(self._urgent):
             if self._last.has(asked) or not self._is_coming(asked):
                 del self._urgent[number]
@@ -317,27 +309,32 @@ class StageWorker(threading.Thread):
         if not self._ordered:
             return None
         first = self._ordered[0]
-        if isinstance(first, RunBatch) and not self._is_first and first.ticket not in self._hidden:
-            return None
-        if isinstance(first, ImportRows) and first.request not in self._kv:
-            return None
+        found: tuple[Bulk, Taken] | None = None
+        if (key := self._rows_key(first)) is not None:
+            found = self._bulks.pop(key, None)
+            if found is None:
+                return None
         self._ordered.popleft()
-        epoch = self._epoch
         match first:
             case RunBatch():
-                found = self._hidden.pop(first.ticket, None)
-                return lambda: self._run(first, found, epoch)
+                return partial(self._run, first, found, self._epoch)
             case ImportRows():
+                assert found is not None
                 self._settled(first)
-                rows = self._kv.pop(first.request)
-                return self._answered(first.request, lambda: self._import(first, *rows))
+                return self._answered(first.request, partial(self._import, first, *found))
             case ExportRows():
-                return self._answered(first.request, lambda: self._export(first))
+                return self._answered(first.request, partial(self._export, first))
             case CheckRows():
-                return self._answered(first.request, lambda: self._check(first))
+                return self._answered(first.request, partial(self._check, first))
             case _:
                 self._settled(first)
-                return lambda: self._change(first)
+                return partial(self._change, first)
+
+    def _rows_key(self, command: Ordered) -> tuple[type[Frame], int] | None:
+        """Of the rows that a command needs, None for one that needs none."""
+        if isinstance(command, RunBatch):
+            return None if self._is_first else (HiddenRows, command.ticket)
+        return (KvRows, command.request) if isinstance(command, ImportRows) else None
 
     def _answered(self, request: int, act: Callable[[], Answer]) -> Callable[[], None]:
         """Sends the answer of act, or a failure of this request whatever it raises: the head waits for one."""
@@ -436,13 +433,12 @@ class StageWorker(threading.Thread):
             left = asked = Batch(message.segments)
             hidden = None
             if given is not None:
-                bulk, _ = given
-                header = bulk.header
+                header = given[0].header
                 assert isinstance(header, HiddenRows)
                 if header.error is not None:
                     raise EngineError(header.error)
                 left = without_others(asked, header.kept)
-                hidden = unpack_rows(bulk.payload, self._format, left.num_rows, self._width)
+                hidden = unpack_rows(given[0].payload, self._format, left.num_rows, self._width)
             self._known.update(segment.seq for segment in left.segments)
             result = self._stage().forward(left, hidden)
             if result.output is not None:
@@ -455,11 +451,11 @@ class StageWorker(threading.Thread):
                     raise EngineError(f"{left.num_rows} rows are too many for the link: lower step_rows")
         except EngineLost:
             raise
-        except PacelineError as fault:
-            error = str(fault)[:MAX_SENTENCE]
         except Exception as fault:
-            log.exception("a step failed")
-            error = f"a stage failed: {fault}"[:MAX_SENTENCE]
+            known = isinstance(fault, PacelineError)
+            if not known:
+                log.exception("a step failed")
+            error = f"{'' if known else 'a stage failed: '}{fault}"[:MAX_SENTENCE]
         finally:
             if given is not None:
                 given[1]()
