@@ -8,16 +8,16 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, PlainValidator, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import LOGPROB_FLOOR, Json, report, running_usage, summary, usage
+from paceline.api.chat.output import LOGPROB_FLOOR, Json, optional, report, summary, usage, usage_so_far
 from paceline.api.generation.attachments import PromptRoute
 from paceline.api.generation.request import (
     Input,
@@ -34,9 +34,9 @@ from paceline.api.generation.request import (
     refuse_forms,
 )
 from paceline.api.generation.schema import SamplingFields
-from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
+from paceline.api.generation.streaming import AnswerWriter, sent
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import encode_json, while_connected
+from paceline.api.http.body import while_connected
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import keyed_router, official
@@ -58,31 +58,15 @@ from paceline.runtime.service import (
 # name only if they have the same text.
 
 
-@dataclass(slots=True)
-class LegacyLogprobs:
-    tokens: list[str] = field(default_factory=list)
-    token_logprobs: list[float | None] = field(default_factory=list)
-    top_logprobs: list[dict[str, float] | None] = field(default_factory=list)
-    text_offset: list[int] = field(default_factory=list)
-
-    def extend(self, more: LegacyLogprobs) -> None:
-        self.tokens += more.tokens
-        self.token_logprobs += more.token_logprobs
-        self.top_logprobs += more.top_logprobs
-        self.text_offset += more.text_offset
-
-    def json(self, top: int) -> dict[str, object]:
-        """`top`: number of alternatives requested; `top_logprobs` is null for 0."""
-        return {
-            "tokens": self.tokens,
-            "token_logprobs": self.token_logprobs,
-            "top_logprobs": self.top_logprobs if top else None,
-            "text_offset": self.text_offset,
-        }
+class Entry(NamedTuple):
+    token: str
+    logprob: float | None  # None: of the first token of a prompt
+    top: dict[str, float] | None
+    offset: int  # in the choice's text, in characters; all tokens of one character have its offset
 
 
 class Offsets:
-    """Offset of each token in the choice's text, in characters. All tokens of one character have its offset."""
+    """Offset of each token in the choice's text."""
 
     def __init__(self) -> None:
         self._at = 0  # below 0 where the first tokens are no part of the text
@@ -99,38 +83,16 @@ class Offsets:
         self._decoder.reset()
 
 
-def entries(logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
-    result = LegacyLogprobs()
-    for chosen, top in logprobs:
-        _add(result, chosen, top, offsets.next(bytes(chosen.bytes)))
-    return result
+def entries(logprobs: Sequence[Logprobs], offsets: Offsets) -> list[Entry]:
+    return [_entry(chosen, top, offsets.next(bytes(chosen.bytes))) for chosen, top in logprobs]
 
 
-def prompt_entries(token_bytes: Sequence[bytes], logprobs: Sequence[Logprobs], offsets: Offsets) -> LegacyLogprobs:
-    """Entries of a prompt. Its first token has no probability: null, as lm-evaluation-harness expects.
-
-    `logprobs`: of all tokens but the first.
-    """
-    first = token_bytes[0]
-    result = LegacyLogprobs([_name(first.decode("utf-8", "replace"), first)], [None], [None], [offsets.next(first)])
-    for data, (chosen, top) in zip(token_bytes[1:], logprobs, strict=True):
-        _add(result, chosen, top, offsets.next(data))
-    return result
-
-
-def _add(result: LegacyLogprobs, chosen: TokenLogprob, top: Sequence[TokenLogprob], offset: int) -> None:
-    result.tokens.append(_token(chosen))
-    result.token_logprobs.append(max(chosen.logprob, LOGPROB_FLOOR))
+def _entry(chosen: TokenLogprob, top: Sequence[TokenLogprob], offset: int) -> Entry:
     alternatives: dict[str, float] = {}
     for one in (*top, chosen):  # `top` may lack the chosen token
-        name, logprob = _token(one), max(one.logprob, LOGPROB_FLOOR)
+        name, logprob = _name(one.token, bytes(one.bytes)), max(one.logprob, LOGPROB_FLOOR)
         alternatives[name] = max(alternatives.get(name, LOGPROB_FLOOR), logprob)
-    result.top_logprobs.append(alternatives)
-    result.text_offset.append(offset)
-
-
-def _token(one: TokenLogprob) -> str:
-    return _name(one.token, bytes(one.bytes))
+    return Entry(_name(chosen.token, bytes(chosen.bytes)), max(chosen.logprob, LOGPROB_FLOOR), alternatives, offset)
 
 
 def _name(token: str, data: bytes) -> str:
@@ -180,10 +142,6 @@ class CompletionCall:
     asked: CompletionRequest
     model: ModelInfo
     request: GenerateRequest  # common to all choices; the prompt is still to be filled in
-
-    @property
-    def report(self) -> bool:
-        return self.asked.paceline.report
 
     @property
     def write(self) -> bool:
@@ -252,157 +210,125 @@ class EchoedPrompt:
         """`prompt`: the text that was sent; None where token ids were sent."""
         return EchoedPrompt(_text(token_bytes) if prompt is None else prompt, token_bytes, logprobs)
 
-    def entries(self, offsets: Offsets) -> LegacyLogprobs:
-        """The entries of the prompt's tokens. Tokens before the text, such as a BOS token, have its offset."""
-        assert self.logprobs is not None, "entries need log-probabilities"
+    def entries(self, offsets: Offsets) -> list[Entry]:
+        """Entries of the prompt's tokens. The first has no probability: null, as lm-evaluation-harness expects. Tokens
+        before the text, such as a BOS token, have its offset."""
+        if self.logprobs is None:
+            return []
         offsets.restart(len(self.text) - len(_text(self.token_bytes)))
-        return prompt_entries(self.token_bytes, self.logprobs, offsets)
+        first = self.token_bytes[0]
+        result = [Entry(_name(first.decode("utf-8", "replace"), first), None, None, offsets.next(first))]
+        for data, (chosen, top) in zip(self.token_bytes[1:], self.logprobs, strict=True):
+            result.append(_entry(chosen, top, offsets.next(data)))
+        return result
 
 
 def _text(token_bytes: Sequence[bytes]) -> str:
     return b"".join(token_bytes).decode("utf-8", "replace")
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionMeta:
-    id: str
-    created: int  # Unix time, s
-    fingerprint: str  # of the model
-    call: CompletionCall
-    echoes: tuple[EchoedPrompt, ...]  # one per prompt; none without `echo`
-    prompt_tokens: int = 0  # of all prompts, as known before the answer; 0: unknown
+class _Choice:
+    """One choice while it is written. Token offsets count over all of its parts."""
 
-    @property
-    def num_choices(self) -> int:
-        return len(self.call.asked.prompt) * self.call.asked.n
+    def __init__(self, echo: EchoedPrompt | None) -> None:
+        self._offsets = Offsets()
+        self.text = [] if echo is None else [echo.text]
+        self.entries = [] if echo is None else echo.entries(self._offsets)
+        self._offsets.restart(0 if echo is None else len(echo.text))
+        self.tokens = 0
+        self.done: GenerationResult | None = None
 
-    def echo(self, index: int) -> EchoedPrompt | None:
-        return self.echoes[index // self.call.asked.n] if self.echoes else None
+    def take(self, event: GenerateEvent) -> tuple[str, list[Entry]]:
+        """What an event adds."""
+        if isinstance(event, GenerationResult):
+            self.done, self.tokens = event, event.completion_tokens
+            text, new = "", entries(() if event.end is None else (event.end,), self._offsets)
+        else:
+            self.tokens += event.tokens
+            text, new = event.text, entries(event.logprobs, self._offsets)
+        self.text.append(text)
+        self.entries += new
+        return text, new
 
-    def tail(self, dones: Mapping[int, GenerationResult]) -> Json:
-        """Usage, which counts each prompt once, and the field `paceline`. `dones`: by index of the choice."""
-        ordered = [dones[index] for index in sorted(dones)]
-        prompt = sum(done.prompt_tokens for done in ordered[:: self.call.asked.n])
-        completions = sum(done.completion_tokens for done in ordered)
-        tokens = usage(ordered) | {"prompt_tokens": prompt, "total_tokens": prompt + completions}
-        extension = summary(self.call.report, ordered)
-        return {"usage": tokens} if extension is None else {"usage": tokens, "paceline": extension}
 
-    def frame(self) -> Json:
+class CompletionWriter(AnswerWriter):
+    def __init__(self, call: CompletionCall, echoes: Sequence[EchoedPrompt], prompt_tokens: int) -> None:
+        """echoes: one per prompt; none without `echo`. prompt_tokens: of all prompts, as known now; 0: unknown."""
+        self.id = f"cmpl-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._call = call
+        self._asked = call.asked
+        self._prompt_tokens = prompt_tokens
+        indices = range(len(call.asked.prompt) * call.asked.n)
+        self._choices = [_Choice(echoes[index // call.asked.n] if echoes else None) for index in indices]
+
+    def begin(self) -> Sequence[Json]:
+        """The prompts, if they are to be echoed."""
+        if not self._asked.echo:
+            return ()
+        return [self._chunk(index, "".join(each.text), each.entries) for index, each in enumerate(self._choices)]
+
+    def take(self, index: int, event: GenerateEvent) -> Sequence[Json]:
+        text, new = self._choices[index].take(event)
+        if isinstance(event, GenerationResult):
+            return [self._chunk(index, text, new, event)]
+        return [self._chunk(index, text, new)] if text or new else ()
+
+    def end(self) -> Sequence[Json]:
+        return [self._frame() | {"choices": []} | self._sum()] if self._asked.include_usage else ()
+
+    def whole(self) -> Json:
+        choices: list[Json] = []
+        for index, choice in enumerate(self._choices):
+            told = len(self._choices) > 1  # else its report is that of the whole answer
+            choices.append(self._choice(index, "".join(choice.text), choice.entries, choice.done, told=told))
+        return self._frame() | {"choices": choices} | self._sum()
+
+    def _chunk(self, index: int, text: str, new: Sequence[Entry], done: GenerationResult | None = None) -> Json:
+        choice = self._choice(index, text, new or None, done)
+        so_far = usage_so_far(self._asked, self._prompt_tokens, sum(each.tokens for each in self._choices))
+        return self._frame() | {"choices": [choice]} | so_far
+
+    def _choice(
+        self,
+        index: int,
+        text: str,
+        new: Sequence[Entry] | None,
+        done: GenerationResult | None,
+        *,
+        told: bool = True,
+    ) -> Json:
+        """new: None: no log-probabilities. told: with its report."""
+        top = self._asked.logprobs
+        logprobs: Json | None = None
+        if top is not None and new is not None:
+            logprobs = {
+                "tokens": [entry.token for entry in new],
+                "token_logprobs": [entry.logprob for entry in new],
+                "top_logprobs": [entry.top for entry in new] if top else None,
+                "text_offset": [entry.offset for entry in new],
+            }
+        reason = None if done is None else done.reason
+        extension = report(self._asked.paceline.report, done) if told and done is not None else None
+        choice: Json = {"text": text, "index": index, "logprobs": logprobs, "finish_reason": reason}
+        return choice | optional("paceline", extension)
+
+    def _sum(self) -> Json:
+        """Usage, which counts each prompt once, and the field `paceline`."""
+        dones = [choice.done for choice in self._choices if choice.done is not None]
+        prompt = sum(done.prompt_tokens for done in dones[:: self._asked.n])
+        tokens = usage(dones)
+        tokens |= {"prompt_tokens": prompt, "total_tokens": prompt + sum(done.completion_tokens for done in dones)}
+        return {"usage": tokens} | optional("paceline", summary(self._asked.paceline.report, dones))
+
+    def _frame(self) -> Json:
         return {
             "id": self.id,
             "object": "text_completion",
-            "created": self.created,
-            "model": self.call.asked.model,
-            "system_fingerprint": self.fingerprint,
+            "created": self._created,
+            "model": self._asked.model,
+            "system_fingerprint": f"fp_{self._call.model.fingerprint[:12]}",
         }
-
-
-@dataclass(slots=True)
-class ChoiceDelta:
-    text: str
-    logprobs: LegacyLogprobs
-    reason: str | None = None
-    report: Json | None = None  # the field `paceline`
-
-    def json(self, index: int, top: int | None) -> Json:
-        """`top`: number of alternatives requested; None: no log-probabilities."""
-        logprobs = None if top is None else self.logprobs.json(top)
-        choice: Json = {"text": self.text, "index": index, "logprobs": logprobs, "finish_reason": self.reason}
-        return choice if self.report is None else choice | {"paceline": self.report}
-
-
-class ChoiceEncoder:
-    """Converts the events of one choice to its parts. Token offsets count over all parts."""
-
-    def __init__(self, meta: CompletionMeta, index: int) -> None:
-        self._call = meta.call
-        self._echo = meta.echo(index)
-        self._offsets = Offsets()
-
-    def begin(self) -> ChoiceDelta | None:
-        """The prompt, if it is to be echoed."""
-        echo = self._echo
-        if echo is None:
-            return None
-        logprobs = LegacyLogprobs() if echo.logprobs is None else echo.entries(self._offsets)
-        self._offsets.restart(len(echo.text))
-        return ChoiceDelta(echo.text, logprobs)
-
-    def take(self, event: GenerateEvent) -> ChoiceDelta | None:
-        """The part for an event; None if it has neither text nor log-probabilities."""
-        if isinstance(event, GenerationResult):
-            end = () if event.end is None else (event.end,)
-            return ChoiceDelta("", entries(end, self._offsets), event.reason, report(self._call.report, event))
-        if not event.text and not event.logprobs:
-            return None
-        return ChoiceDelta(event.text, entries(event.logprobs, self._offsets))
-
-
-class CompletionChunks(AnswerChunks):
-    def __init__(self, meta: CompletionMeta) -> None:
-        self._meta = meta
-        self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
-        self._dones: dict[int, GenerationResult] = {}
-        self._tokens = [0] * meta.num_choices  # of each choice so far
-
-    def begin(self) -> bytes:
-        return b"".join(self._chunk(index, encoder.begin()) for index, encoder in enumerate(self._encoders))
-
-    def take(self, index: int, event: GenerateEvent) -> bytes:
-        if isinstance(event, GenerationResult):
-            self._dones[index] = event
-            self._tokens[index] = event.completion_tokens
-        else:
-            self._tokens[index] += event.tokens
-        return self._chunk(index, self._encoders[index].take(event))
-
-    def end(self) -> bytes:
-        if not self._meta.call.asked.include_usage:
-            return SSE_DONE
-        return sse_event(self._meta.frame() | {"choices": []} | self._meta.tail(self._dones)) + SSE_DONE
-
-    def _chunk(self, index: int, delta: ChoiceDelta | None) -> bytes:
-        if delta is None:
-            return b""
-        call = self._meta.call
-        choice = delta.json(index, call.asked.logprobs if delta.logprobs.tokens else None)
-        usage_of: Json = {"usage": None} if call.asked.include_usage else {}
-        if call.asked.running_usage:
-            usage_of = running_usage(self._meta.prompt_tokens, sum(self._tokens))
-        return sse_event(self._meta.frame() | {"choices": [choice]} | usage_of)
-
-
-class CompletionBody:
-    """Encoder of a completion in one piece (`AnswerBody`): joins the parts of each choice."""
-
-    def __init__(self, meta: CompletionMeta) -> None:
-        self._meta = meta
-        self._encoders = [ChoiceEncoder(meta, index) for index in range(meta.num_choices)]
-        self._deltas = [[delta] if (delta := encoder.begin()) is not None else [] for encoder in self._encoders]
-        self._dones: dict[int, GenerationResult] = {}
-
-    def take(self, index: int, event: GenerateEvent) -> None:
-        if isinstance(event, GenerationResult):
-            self._dones[index] = event
-        delta = self._encoders[index].take(event)
-        if delta is not None:
-            self._deltas[index].append(delta)
-
-    def body(self) -> bytes:
-        """Every choice must be done."""
-        top = self._meta.call.asked.logprobs
-        choices = [_joined(deltas).json(index, top) for index, deltas in enumerate(self._deltas)]
-        if len(choices) == 1:
-            choices[0].pop("paceline", None)  # equal to that of the whole answer
-        return encode_json(self._meta.frame() | {"choices": choices} | self._meta.tail(self._dones))
-
-
-def _joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
-    logprobs = LegacyLogprobs()
-    for delta in deltas:
-        logprobs.extend(delta.logprobs)
-    return ChoiceDelta("".join(delta.text for delta in deltas), logprobs, deltas[-1].reason, deltas[-1].report)
 
 
 Tokens = tuple[int, ...]
@@ -436,28 +362,29 @@ async def complete(
     else."""
     call = completion_call(asked, service, caller)
     request.state.model = call.model.name  # for the log
-    meta, generations = await while_connected(request.receive, begin(service, call))
-    if not call.asked.stream:
-        return JsonAnswer(generations, CompletionBody(meta), settings.keep_alive)
-    return StreamedAnswer(generations, CompletionChunks(meta), settings.keep_alive, meta.id)
+    writer, generations = await while_connected(request.receive, begin(service, call))
+    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
 
 
-async def begin(service: Service, call: CompletionCall) -> tuple[CompletionMeta, Sequence[Generation]]:
+async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWriter, Sequence[Generation]]:
     """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
-    if call.write and not call.asked.echo and must_load(service, call.model.name):
-        return await _meta(service, call, ()), _late(service, call)
-    prompts = [await _tokens(service, prompt, call.model.name) for prompt in call.asked.prompt]
-    for prompt in prompts if call.asked.echo else ():
+    asked = call.asked
+    if call.write and not asked.echo and must_load(service, call.model.name):
+        return CompletionWriter(call, (), 0), _late(service, call)
+    prompts = [await _tokens(service, prompt, call.model.name) for prompt in asked.prompt]
+    for prompt in prompts if asked.echo else ():
         await service.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
-    if not call.write:
-        empty = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(call.asked.n)]
-        return await _meta(service, call, prompts), empty
-    generations = await prepare_all(service, call.requests(prompts))
+    generations: Sequence[Generation]
+    if call.write:
+        generations = await prepare_all(service, call.requests(prompts))
+    else:
+        generations = [_EmptyGeneration(len(prompt)) for prompt in prompts for _ in range(asked.n)]
     try:
-        return await _meta(service, call, prompts), generations
+        echoes = await _echoes(service, call, prompts) if asked.echo else ()
     except BaseException:  # also a cancellation: the client may leave while its prompts are scored
         await close_all(generations)
         raise
+    return CompletionWriter(call, echoes, sum(map(len, prompts))), generations
 
 
 def _late(service: Service, call: CompletionCall) -> list[Generation]:
@@ -474,37 +401,20 @@ def _late(service: Service, call: CompletionCall) -> list[Generation]:
     ]
 
 
-async def _meta(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> CompletionMeta:
-    return CompletionMeta(
-        id=f"cmpl-{secrets.token_hex(12)}",
-        created=int(time.time()),
-        fingerprint=f"fp_{call.model.fingerprint[:12]}",
-        call=call,
-        echoes=await _echoes(service, call, prompts) if call.asked.echo else (),
-        prompt_tokens=sum(map(len, prompts)),
-    )
-
-
 async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:
     return await service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
 
 
-async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> tuple[EchoedPrompt, ...]:
+async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> list[EchoedPrompt]:
+    model, top, owner = call.model.name, call.asked.logprobs, call.request.account.owner
     scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
-    for prompt in prompts:
-        if call.asked.logprobs is not None and prompt not in scored:
-            owner = call.request.account.owner
-            scored[prompt] = tuple(await service.score(prompt, call.asked.logprobs, call.model.name, owner))
-    return tuple(
-        [
-            EchoedPrompt.of(
-                asked if isinstance(asked, str) else None,
-                await service.token_bytes(prompt, call.model.name),
-                scored.get(prompt),
-            )
-            for asked, prompt in zip(call.asked.prompt, prompts, strict=True)
-        ]
-    )
+    echoes: list[EchoedPrompt] = []
+    for asked, prompt in zip(call.asked.prompt, prompts, strict=True):
+        if prompt not in scored:
+            scored[prompt] = None if top is None else tuple(await service.score(prompt, top, model, owner))
+        text = asked if isinstance(asked, str) else None
+        echoes.append(EchoedPrompt.of(text, await service.token_bytes(prompt, model), scored[prompt]))
+    return echoes
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel
@@ -19,27 +18,19 @@ from paceline.api.anthropic.request import (
     TokenCount,
     chat_body,
 )
-from paceline.api.chat.output import admit_chat, annotations_of, step_line, summary
+from paceline.api.chat.output import Json, admit_chat, annotations_of, optional, summary
 from paceline.api.chat.request import ChatCall, ChatRequest, chat_call
-from paceline.api.chat.tools import (
-    ParsedOutput,
-    TextOutput,
-    ToolCallArguments,
-    ToolCallStart,
-    arguments_of,
-)
+from paceline.api.chat.tools import AnswerReader, TextOutput, Thought, ToolCallArguments, ToolCallStart, arguments_of
 from paceline.api.generation.attachments import AnswerRoute
-from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer, sse_named
+from paceline.api.generation.streaming import AnswerWriter, sent, sse_named
 from paceline.api.http.body import encode_json, parse
 from paceline.api.http.errors import ErrorShape, Failure
-from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
+from paceline.api.http.routing import Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.observation import request_id
 from paceline.api.openapi import answered, events, keyed_router
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
-
-
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -66,7 +57,7 @@ class AnthropicError(BaseModel):
     request_id: str
 
 
-def envelope(failure: Failure) -> Mapping[str, object]:
+def envelope(failure: Failure) -> Json:
     kind = _TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     message = (_TOO_LONG if failure.code == "context_length_exceeded" else "") + failure.message
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id.get()}
@@ -75,91 +66,107 @@ def envelope(failure: Failure) -> Mapping[str, object]:
 SHAPE = ErrorShape("/v1/messages", AnthropicError, envelope, id_header=b"request-id")
 
 
-# Blocks of an answer in Anthropic's shape, while it is written: a whole answer holds what a streamed one adds up to.
-#
-# Citations belong to the text block that ends the answer; where a call ends it, it has none.
+class MessageWriter(AnswerWriter):
+    """Content blocks while they are written, and the events that tell of them: a whole answer holds what a streamed one
+    adds up to. Citations belong to the text that ends the answer; where a call ends it, it has none."""
 
+    last = b""
 
-Json = dict[str, object]
-
-
-class ContentBuilder:
-    """`take` returns events of the stream, without their framing."""
-
-    def __init__(self, call: ChatCall, links: Addresses) -> None:
+    def __init__(self, call: ChatCall, prompt_tokens: int, links: Addresses) -> None:
+        """prompt_tokens: as known before the answer; 0: unknown. links: of citations."""
+        self.id = f"msg_{secrets.token_hex(12)}"
+        self._call = call
+        self._prompt_tokens = prompt_tokens
         self._links = links
-        self._thinks = call.asked.include_reasoning
-        self.blocks: list[Json] = []
-        self._parser = None if call.tools is None else call.tools.parser()
+        parser = None if call.tools is None else call.tools.parser()
+        self._reader = AnswerReader(parser, thinks=call.asked.include_reasoning)
+        self._blocks: list[Json] = []
         self._open = ""  # type of the block being written
         self._pieces: list[str] = []  # of it
+        self._end: Json = {}  # fields of the message that its end has
+        self._extension: Json = {}
 
-    def take(self, event: GenerateEvent) -> list[Json]:
-        if isinstance(event, GenerationResult):
-            return self._end(event)
-        if event.step is not None:  # as thinking; one that ends within the text is in the report alone
-            return [] if self._open == "text" else self._add("thinking", step_line(event.step))
-        if event.thinking:
-            return self._add("thinking", event.text) if event.text and self._thinks else []
-        if self._parser is None:
-            return self._add("text", event.text) if event.text else []
-        return self._parsed(self._parser.push(event.text))
+    def framed(self, piece: Json) -> bytes:
+        return sse_named(str(piece["type"]), encode_json(piece))
 
-    def _end(self, done: GenerationResult) -> list[Json]:
-        events = [] if self._parser is None else self._parsed(self._parser.flush(done.reason != "stop"))
-        if self._open == "text":
-            cited = [_citation(one, self._links) for one in done.citations]
-            events += [self._delta({"type": "citations_delta", "citation": one}) for one in cited]
-            self.blocks[-1] |= {"citations": cited} if cited else {}
-        return events + self._close()
+    def ping(self) -> bytes:
+        return self.framed({"type": "ping"})
 
-    def stop_reason(self, done: GenerationResult) -> str:
-        if done.reason == "length":
-            return "max_tokens"
-        if done.stop:
-            return "stop_sequence"
-        calls = self._parser is not None and self._parser.num_calls and self._parser.complete
-        return "tool_use" if calls else "end_turn"
+    def begin(self) -> Sequence[Json]:
+        unended = {"stop_reason": None, "stop_sequence": None, "usage": _tokens(self._prompt_tokens, 0, 0)}
+        return [{"type": "message_start", "message": self._message([]) | unended}]
 
-    def _parsed(self, parts: list[ParsedOutput]) -> list[Json]:
+    def take(self, index: int, event: GenerateEvent) -> Sequence[Json]:  # noqa: ARG002  # there is one generation
         events: list[Json] = []
-        for part in parts:
+        for part in self._reader.read(event):
             match part:
+                case Thought(text, step):
+                    if step is None or self._open != "text":  # one that ends within the text is in the report alone
+                        events += self._add("thinking", text)
                 case TextOutput(text):
                     events += self._add("text", text)
                 case ToolCallStart(_, name):
-                    events += self._begin(
-                        "tool_use", {"id": f"toolu_{secrets.token_hex(12)}", "name": name, "input": {}}
-                    )
+                    events += self._begin("tool_use", id=f"toolu_{secrets.token_hex(12)}", name=name, input={})
                 case ToolCallArguments(_, text):
                     self._pieces.append(text)
                     events.append(self._delta({"type": "input_json_delta", "partial_json": text}))
-        return events
+        return events + self._ended(event) if isinstance(event, GenerationResult) else events
+
+    def end(self) -> Sequence[Json]:
+        return [{"type": "message_stop"}]
+
+    def failed(self, failure: Failure) -> Json:
+        return envelope(failure)
+
+    def whole(self) -> Json:
+        return self._message(self._blocks) | self._end | self._extension
+
+    def _message(self, content: list[Json]) -> Json:
+        model = self._call.asked.model
+        return {"id": self.id, "type": "message", "role": "assistant", "model": model, "content": content}
+
+    def _ended(self, done: GenerationResult) -> list[Json]:
+        events: list[Json] = []
+        if self._open == "text" and (cited := [_citation(one, self._links) for one in done.citations]):
+            events = [self._delta({"type": "citations_delta", "citation": one}) for one in cited]
+            self._blocks[-1]["citations"] = cited
+        reason = "max_tokens" if done.reason == "length" else "stop_sequence" if done.stop else "end_turn"
+        if reason == "end_turn" and self._reader.calls:
+            reason = "tool_use"
+        stopped = {"stop_reason": reason, "stop_sequence": done.stop or None}
+        self._end = stopped | {"usage": _usage(done)}
+        self._extension = optional("paceline", summary(self._call.report, [done], self._links))
+        last = {"type": "message_delta", "delta": stopped, "usage": _usage(done)} | self._extension
+        return [*events, *self._close(), last]
 
     def _add(self, kind: str, text: str) -> list[Json]:
         """Text of that kind, in the block that is open if it is one."""
         signature = {"signature": ""} if kind == "thinking" else {}  # nobody signs it
-        begun = [] if self._open == kind else self._begin(kind, {kind: ""} | signature)
+        begun = [] if self._open == kind else self._begin(kind, **{kind: ""}, **signature)
         self._pieces.append(text)
         return [*begun, self._delta({"type": f"{kind}_delta", kind: text})]
 
-    def _begin(self, kind: str, fields: Mapping[str, object]) -> list[Json]:
+    def _begin(self, kind: str, **fields: object) -> list[Json]:
         closed = self._close()
         self._open = kind
-        block: Json = {"type": kind, **fields}
-        self.blocks.append(block)
-        return [*closed, {"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": dict(block)}]
+        self._blocks.append({"type": kind, **fields})
+        start = {
+            "type": "content_block_start",
+            "index": len(self._blocks) - 1,
+            "content_block": {"type": kind, **fields},
+        }
+        return [*closed, start]
 
     def _delta(self, delta: Json) -> Json:
-        return {"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta}
+        return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
 
     def _close(self) -> list[Json]:
         if not self._open:
             return []
         text, kind, self._open, self._pieces = "".join(self._pieces), self._open, "", []
-        self.blocks[-1] |= {"input": arguments_of(text)} if kind == "tool_use" else {kind: text}
+        self._blocks[-1] |= {"input": arguments_of(text)} if kind == "tool_use" else {kind: text}
         signed = [self._delta({"type": "signature_delta", "signature": ""})] if kind == "thinking" else []
-        return [*signed, {"type": "content_block_stop", "index": len(self.blocks) - 1}]
+        return [*signed, {"type": "content_block_stop", "index": len(self._blocks) - 1}]
 
 
 def _citation(citation: Citation, links: Addresses) -> Json:
@@ -174,80 +181,6 @@ def _citation(citation: Citation, links: Addresses) -> Json:
         "title": named["title"],
         "encrypted_index": "",  # by which Anthropic finds its own results again
     }
-
-
-# Encoders of answers in Anthropic's shape, in one piece and as named events.
-
-
-@dataclass(frozen=True, slots=True)
-class MessageMeta:
-    id: str
-    call: ChatCall
-    prompt_tokens: int  # as known before the answer; 0: unknown
-    links: Addresses = NO_ADDRESSES  # of citations
-
-    def message(self, content: list[Json], reason: str | None, stop: str | None, usage: Json) -> Json:
-        return {
-            "id": self.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self.call.asked.model,
-            "content": content,
-            "stop_reason": reason,
-            "stop_sequence": stop,
-            "usage": usage,
-        }
-
-
-class MessageBody:
-    def __init__(self, meta: MessageMeta) -> None:
-        self._meta = meta
-        self._content = ContentBuilder(meta.call, meta.links)
-        self._done: GenerationResult | None = None
-
-    def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002  # there is one generation
-        self._content.take(event)
-        self._done = event if isinstance(event, GenerationResult) else None
-
-    def body(self) -> bytes:
-        done = self._done
-        assert done is not None, "an answer is written when it has ended"
-        reason = self._content.stop_reason(done)
-        message = self._meta.message(self._content.blocks, reason, done.stop or None, _usage(done))
-        return encode_json(message | _extension(self._meta, done))
-
-
-class MessageEvents:
-    headers = SSE_HEADERS
-
-    def __init__(self, meta: MessageMeta) -> None:
-        self._meta = meta
-        self._content = ContentBuilder(meta.call, meta.links)
-
-    def ping(self) -> bytes:
-        return _event({"type": "ping"})
-
-    def begin(self) -> bytes:
-        usage = _tokens(self._meta.prompt_tokens, 0, 0)
-        return _event({"type": "message_start", "message": self._meta.message([], None, None, usage)})
-
-    def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002
-        made = self._content.take(event)
-        if isinstance(event, GenerationResult):
-            delta = {"stop_reason": self._content.stop_reason(event), "stop_sequence": event.stop or None}
-            last: Json = {"type": "message_delta", "delta": delta, "usage": _usage(event)}
-            made = [*made, last | _extension(self._meta, event)]
-        return b"".join(map(_event, made))
-
-    def end(self) -> bytes:
-        return _event({"type": "message_stop"})
-
-    def fail(self, failure: Failure) -> bytes:
-        return _event(dict(envelope(failure)))
-
-
-def _event(body: Json) -> bytes:
-    return sse_named(str(body["type"]), encode_json(body))
 
 
 def _usage(done: GenerationResult) -> Json:
@@ -266,11 +199,6 @@ def _tokens(prompt: int, cached: int, output: int) -> Json:
     }
 
 
-def _extension(meta: MessageMeta, done: GenerationResult) -> Json:
-    found = summary(meta.call.report, [done], meta.links)
-    return {} if found is None else {"paceline": found}
-
-
 # ---- POST /v1/messages -----------------------------------------------------------------------------------------------
 router = keyed_router("anthropic", "chat", prefix="/v1/messages", route=AnswerRoute, error=AnthropicError)
 
@@ -282,11 +210,8 @@ async def create_message(
     """Answer a conversation, in Anthropic's shape."""
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
-    links = settings.addresses.of(request)
-    meta = MessageMeta(f"msg_{secrets.token_hex(12)}", call, generations[0].prompt_tokens, links)
-    if not call.asked.stream:
-        return JsonAnswer(generations, MessageBody(meta), settings.keep_alive)
-    return StreamedAnswer(generations, MessageEvents(meta), settings.keep_alive, meta.id)
+    writer = MessageWriter(call, generations[0].prompt_tokens, settings.addresses.of(request))
+    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
 
 
 @router.post("/count_tokens")

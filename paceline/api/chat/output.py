@@ -1,5 +1,4 @@
-"""The route `/v1/chat/completions`, and encoders of chat completions, in one piece and streamed: generation events to
-OpenAI's JSON, nulls included.
+"""The route `/v1/chat/completions`, and its answers in OpenAI's JSON, nulls included, whole and streamed.
 
 Source: openai-openapi 2.3.0, CreateChatCompletionResponse and CreateChatCompletionStreamResponse.
 """
@@ -15,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
-from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallStart
+from paceline.api.chat.tools import AnswerReader, Said, TextOutput, Thought, ToolCallArguments, ToolCallStart
 from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import prepare_all
-from paceline.api.generation.streaming import SSE_DONE, AnswerChunks, JsonAnswer, StreamedAnswer, sse_event
-from paceline.api.http.body import encode_json, while_connected
+from paceline.api.generation.schema import SamplingFields
+from paceline.api.generation.streaming import AnswerWriter, sent
+from paceline.api.http.body import while_connected
 from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import keyed_router, official
@@ -37,7 +37,6 @@ from paceline.runtime.service import (
     Service,
     TextDelta,
     TokenLogprob,
-    WorkflowStep,
 )
 from paceline.strategies.base import Side
 
@@ -51,80 +50,97 @@ class _Call:
     arguments: list[str] = field(default_factory=list)
 
 
-class MessageBuilder:
-    """The message of one choice: `push` every event that is not the last, then `end`."""
+class Choice:
+    """One choice while it is written: what its message says so far, its log-probabilities, and its end."""
 
     def __init__(self, tools: ToolUse | None, *, thinks: bool = True) -> None:
         """thinks: what the model thinks is told."""
         self._tools = tools
-        self._thinks = thinks
-        self._reasoning: list[str] = []  # a line for each step of a workflow, and what the model thinks
-        self._parser = None if tools is None else tools.parser()
+        self._reader = AnswerReader(None if tools is None else tools.parser(), thinks=thinks)
+        self._thoughts: list[str] = []
         self._content: list[str] = []
         self._calls: list[_Call] = []
-        self.length = 0  # characters of the content
+        self.logprobs: list[Json] = []
+        self._num_told = 0  # of them, those that `untold` has given
+        self.tokens = 0
+        self.done: GenerationResult | None = None
 
-    def push(self, event: TextDelta) -> list[Json]:
-        """The deltas of an event; none while its text may still become a tool call."""
-        text = event.text if event.step is None else step_line(event.step)
-        if event.step is not None or event.thinking:
-            if not text or (event.thinking and not self._thinks):
-                return []
-            self._reasoning.append(text)
-            return [{"reasoning_content": text}]
-        if self._parser is not None:
-            return [self._delta(output) for output in self._parser.push(text)]
-        return [self._delta(TextOutput(text))] if text else []
+    def take(self, event: GenerateEvent) -> Sequence[Said]:
+        """What an event adds to the message."""
+        if isinstance(event, GenerationResult):
+            self.done, self.tokens = event, event.completion_tokens
+        else:
+            self.logprobs += logprob_items(event)
+            self.tokens += event.tokens
+        said = self._reader.read(event)
+        for part in said:
+            match part:
+                case Thought(text):
+                    self._thoughts.append(text)
+                case TextOutput(text):
+                    self._content.append(text)
+                case ToolCallStart(_, name):
+                    self._calls.append(_Call(f"call_{secrets.token_hex(12)}", name))
+                case ToolCallArguments(index, text):
+                    self._calls[index].arguments.append(text)
+        return said
 
-    def end(self, done: GenerationResult) -> list[Json]:
-        if self._parser is None:
-            return []
-        return [self._delta(output) for output in self._parser.flush(done.reason != "stop")]
+    def untold(self) -> list[Json]:
+        """Log-probabilities since the last call of this."""
+        new, self._num_told = self.logprobs[self._num_told :], len(self.logprobs)
+        return new
 
-    def reason(self, done: GenerationResult) -> str:
-        """OpenAI's `finish_reason`. A call that was cut off by a limit or a stop string is not reported as one."""
-        if self._tools is None or self._parser is None or not self._calls or not self._parser.complete:
-            return done.reason
-        if done.reason != "stop" or self._tools.named:
-            return done.reason
-        return "function_call" if self._tools.legacy else "tool_calls"
+    def delta(self, part: Said) -> Json:
+        """A part as a stream tells of it."""
+        match part:
+            case Thought(text):
+                return {"reasoning_content": text}
+            case TextOutput(text):
+                return {"content": text}
+            case ToolCallStart(index, name):
+                function: Json = {"name": name, "arguments": ""}
+                call: Json = {"index": index, "id": self._calls[index].id, "type": "function", "function": function}
+            case ToolCallArguments(index, text):
+                function = {"arguments": text}
+                call = {"index": index, "function": function}
+        return {"function_call": function} if self._is_legacy else {"tool_calls": [call]}
 
-    def message(self) -> Json:
-        """The whole message. Without text, content is null if functions may be called, as in `ChatChunks.begin`."""
+    def message(self, links: Addresses = NO_ADDRESSES) -> Json:
+        """The whole message. Without text, content is null if functions may be called, as at the beginning of a
+        stream."""
         text = "".join(self._content)
         message: Json = {"role": "assistant", "content": text, "refusal": None}
         if self._tools is not None and not text:
             message["content"] = None
-        if self._reasoning:
-            message["reasoning_content"] = "".join(self._reasoning)
-        calls: list[Json] = [{"name": call.name, "arguments": "".join(call.arguments)} for call in self._calls]
-        if self._tools is not None and self._tools.legacy and calls:
-            return message | {"function_call": calls[0]}
-        tool_calls = [
-            {"id": call.id, "type": "function", "function": function}
-            for call, function in zip(self._calls, calls, strict=True)
-        ]
-        return message | ({"tool_calls": tool_calls} if tool_calls else {})
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        functions = [{"name": call.name, "arguments": "".join(call.arguments)} for call in self._calls]
+        if functions and self._is_legacy:
+            message["function_call"] = functions[0]
+        elif functions:
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": function}
+                for call, function in zip(self._calls, functions, strict=True)
+            ]
+        return message | self.annotations(links)
 
-    def _delta(self, output: ParsedOutput) -> Json:
-        legacy = self._tools is not None and self._tools.legacy
-        match output:
-            case TextOutput(text):
-                self._content.append(text)
-                self.length += len(text)
-                return {"content": text}
-            case ToolCallStart(index, name):
-                call = _Call(f"call_{secrets.token_hex(12)}", name)
-                self._calls.append(call)
-                function: Json = {"name": name, "arguments": ""}
-                if legacy:
-                    return {"function_call": function}
-                return {"tool_calls": [{"index": index, "id": call.id, "type": "function", "function": function}]}
-            case ToolCallArguments(index, text):
-                self._calls[index].arguments.append(text)
-                if legacy:
-                    return {"function_call": {"arguments": text}}
-                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+    def annotations(self, links: Addresses) -> Json:
+        citations = () if self.done is None else self.done.citations
+        length = sum(map(len, self._content))
+        return {"annotations": annotations_of(citations, length, links)} if citations else {}
+
+    @property
+    def reason(self) -> str | None:
+        """OpenAI's `finish_reason`. A call that was cut off by a limit or a stop string is not reported as one."""
+        if self.done is None:
+            return None
+        if self._tools is None or not self._reader.calls or self.done.reason != "stop" or self._tools.named:
+            return self.done.reason
+        return "function_call" if self._tools.legacy else "tool_calls"
+
+    @property
+    def _is_legacy(self) -> bool:
+        return self._tools is not None and self._tools.legacy
 
 
 UNNAMED = "private document"  # title of a device's document in a cloud's answer, which never has its name
@@ -132,108 +148,59 @@ WEB = "web"  # in place of a side, of a page
 LOGPROB_FLOOR = -9999.0  # OpenAI's number for probability 0; minus infinity is not JSON
 
 
-@dataclass(frozen=True, slots=True)
-class ChatMeta:
-    """Fields that all parts of one answer repeat."""
+class ChatWriter(AnswerWriter):
+    def __init__(self, call: ChatCall, fingerprint: str, links: Addresses, prompt_tokens: int) -> None:
+        """fingerprint: of the model. prompt_tokens: as known before the answer; 0: unknown."""
+        self.id = f"chatcmpl-{secrets.token_hex(12)}"
+        self._created = int(time.time())
+        self._call = call
+        self._asked = call.asked
+        self._fingerprint = f"fp_{fingerprint[:12]}"
+        self._links = links
+        self._prompt_tokens = prompt_tokens
+        self._choices = [Choice(call.tools, thinks=call.asked.include_reasoning) for _ in call.requests]
 
-    id: str
-    created: int  # Unix time, s
-    fingerprint: str  # of the model
-    call: ChatCall
-    links: Addresses
-    prompt_tokens: int = 0  # as known before the answer; 0: unknown
-
-    def frame(self, kind: str) -> Json:
-        """Fields before the choices. Of service tiers there is only the default, named if one was requested."""
-        tier = {} if self.call.asked.service_tier is None else {"service_tier": "default"}
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.call.asked.model,
-            "system_fingerprint": self.fingerprint,
-            **tier,
-        }
-
-
-class ChoiceBuilder:
-    def __init__(self, tools: ToolUse | None, *, thinks: bool = True) -> None:
-        """thinks: see `MessageBuilder`."""
-        self.message = MessageBuilder(tools, thinks=thinks)
-        self.logprobs: list[Json] = []
-        self.done: GenerationResult | None = None
-
-    def take(self, event: GenerateEvent) -> list[Json]:
-        """The deltas of the message."""
-        if isinstance(event, GenerationResult):
-            self.done = event
-            return self.message.end(event)
-        self.logprobs += logprob_items(event)
-        return self.message.push(event)
-
-
-def _choices(call: ChatCall) -> list[ChoiceBuilder]:
-    return [ChoiceBuilder(call.tools, thinks=call.asked.include_reasoning) for _ in call.requests]
-
-
-class WholeCompletion:
-    def __init__(self, meta: ChatMeta) -> None:
-        self._meta = meta
-        self._choices = _choices(meta.call)
-
-    def take(self, index: int, event: GenerateEvent) -> None:
-        self._choices[index].take(event)
-
-    def body(self) -> bytes:
-        return encode_json(completion(self._meta, self._choices))
-
-
-class ChatChunks(AnswerChunks):
-    def __init__(self, meta: ChatMeta) -> None:
-        self._meta = meta
-        self._asked = meta.call.asked
-        self._choices = _choices(meta.call)  # with log-probabilities that are not sent yet
-        self._tokens = [0] * len(self._choices)  # of each choice so far
-
-    def begin(self) -> bytes:
+    def begin(self) -> Sequence[Json]:
         """The role of each choice. Its content is null if functions may be called, since there may be no text."""
-        content = "" if self._meta.call.tools is None else None
-        role: Json = {"role": "assistant", "content": content, "refusal": None}
-        return b"".join(self._chunk(index, role) for index in range(len(self._choices)))
+        role: Json = {"role": "assistant", "content": "" if self._call.tools is None else None, "refusal": None}
+        return [self._chunk(index, role) for index in range(len(self._choices))]
 
-    def take(self, index: int, event: GenerateEvent) -> bytes:
+    def take(self, index: int, event: GenerateEvent) -> Sequence[Json]:
         choice = self._choices[index]
-        deltas = choice.take(event)
+        said = choice.take(event)
         if isinstance(event, GenerationResult):
-            held = [self._delta(index, delta) for delta in deltas]
-            self._tokens[index] = event.completion_tokens
-            return b"".join(held) + self._last(index, event)
-        self._tokens[index] += event.tokens
-        if event.step is not None:  # a line of reasoning, as front ends show it, and its parts
-            return self._chunk(index, deltas[0], extension={"step": asdict(event.step)})
-        if not deltas and choice.logprobs and self._meta.call.tools is None:
-            deltas = [{"content": ""}]  # a token that is an incomplete character
-        return b"".join(self._delta(index, delta, event.lane) for delta in deltas)
+            chunks = [self._delta(index, part) for part in said]
+            # The last has the log-probabilities of tokens in no earlier one.
+            extension = report(self._call.report, event, self._links)
+            last = self._chunk(index, choice.annotations(self._links), choice.untold(), extension, choice.reason)
+            return [*chunks, last]
+        if not said and event.logprobs and self._call.tools is None:
+            said = [TextOutput("")]  # a token that is an incomplete character
+        return [self._delta(index, part, event.lane) for part in said]
 
-    def end(self) -> bytes:
+    def end(self) -> Sequence[Json]:
         """Usage, if it was requested, with the summary again, so that the last event always has it."""
-        if not self._asked.include_usage:
-            return SSE_DONE
-        dones = [choice.done for choice in self._choices if choice.done is not None]
-        reported = _optional("paceline", summary(self._meta.call.report, dones, self._meta.links))
-        return sse_event(self._frame() | {"choices": [], "usage": usage(dones)} | reported) + SSE_DONE
+        return (
+            [self._frame("chat.completion.chunk") | {"choices": []} | self._sum()] if self._asked.include_usage else ()
+        )
 
-    def _delta(self, index: int, delta: Json, lane: Side | None = None) -> bytes:
+    def whole(self) -> Json:
+        told = self._call.requests[0].output.top_logprobs is not None
+        choices: list[Json] = []
+        for index, choice in enumerate(self._choices):
+            assert choice.done is not None, "an answer is written when every choice has ended"
+            logprobs = {"content": choice.logprobs, "refusal": None} if told else None
+            shown = {"message": choice.message(self._links), "logprobs": logprobs, "finish_reason": choice.reason}
+            extension = report(self._call.report, choice.done, self._links) if len(self._choices) > 1 else None
+            choices.append({"index": index} | shown | optional("paceline", extension))
+        return self._frame("chat.completion") | {"choices": choices} | self._sum()
+
+    def _delta(self, index: int, part: Said, lane: Side | None = None) -> Json:
         choice = self._choices[index]
-        logprobs, choice.logprobs = choice.logprobs, []
-        return self._chunk(index, delta, logprobs, {"lane": lane} if self._meta.call.report else None)
-
-    def _last(self, index: int, done: GenerationResult) -> bytes:
-        """The last chunk of a choice, with the log-probabilities of tokens in no earlier one."""
-        choice, links = self._choices[index], self._meta.links
-        reported = report(self._meta.call.report, done, links)
-        delta = _annotations(choice, done.citations, links)
-        return self._chunk(index, delta, choice.logprobs, reported, choice.message.reason(done))
+        if isinstance(part, Thought) and part.step is not None:  # a line, as front ends show it, and its parts
+            return self._chunk(index, choice.delta(part), extension={"step": asdict(part.step)})
+        extension: Json | None = {"lane": lane} if self._call.report else None
+        return self._chunk(index, choice.delta(part), choice.untold(), extension)
 
     def _chunk(
         self,
@@ -242,51 +209,32 @@ class ChatChunks(AnswerChunks):
         logprobs: Sequence[Json] = (),
         extension: Json | None = None,
         reason: str | None = None,
-    ) -> bytes:
+    ) -> Json:
         choice: Json = {
             "index": index,
             "delta": delta,
-            "logprobs": {"content": list(logprobs), "refusal": None} if logprobs else None,
+            "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
             "finish_reason": reason,
         }
-        chunk = self._frame() | {"choices": [choice]} | ({"usage": None} if self._asked.include_usage else {})
-        if self._asked.running_usage:
-            chunk |= running_usage(self._meta.prompt_tokens, sum(self._tokens))
-        return sse_event(chunk | _optional("paceline", extension))
+        so_far = usage_so_far(self._asked, self._prompt_tokens, sum(choice.tokens for choice in self._choices))
+        chunk = self._frame("chat.completion.chunk") | {"choices": [choice]}
+        return chunk | so_far | optional("paceline", extension)
 
-    def _frame(self) -> Json:
-        return self._meta.frame("chat.completion.chunk")
+    def _sum(self) -> Json:
+        dones = [choice.done for choice in self._choices if choice.done is not None]
+        return {"usage": usage(dones)} | optional("paceline", summary(self._call.report, dones, self._links))
 
-
-# ---- whole ----------------------------------------------------------------------------------------------------------
-def completion(meta: ChatMeta, choices: Sequence[ChoiceBuilder]) -> Json:
-    dones = [choice.done for choice in choices if choice.done is not None]
-    assert len(dones) == len(choices), "an answer is written when every choice has ended"
-    call = meta.call
-    body = meta.frame("chat.completion") | {
-        "choices": [
-            {
-                "index": index,
-                "message": choice.message.message() | _annotations(choice, done.citations, meta.links),
-                "logprobs": _logprobs(call, choice.logprobs),
-                "finish_reason": choice.message.reason(done),
-            }
-            | _optional("paceline", report(call.report, done, meta.links) if len(dones) > 1 else None)
-            for index, (choice, done) in enumerate(zip(choices, dones, strict=True))
-        ],
-        "usage": usage(dones),
-    }
-    return body | _optional("paceline", summary(call.report, dones, meta.links))
-
-
-def _annotations(choice: ChoiceBuilder, citations: Sequence[Citation], links: Addresses) -> Json:
-    return {"annotations": annotations_of(citations, choice.message.length, links)} if citations else {}
-
-
-def step_line(step: WorkflowStep) -> str:
-    failed = " (failed)" if step.state == "failed" else ""
-    unit = f" on {step.unit}" if step.unit else ""
-    return f"{step.stage}{failed}, {step.seconds:.2f} s{unit}: {step.text}\n"
+    def _frame(self, kind: str) -> Json:
+        """Fields before the choices. Of service tiers there is only the default, named if one was requested."""
+        tier = {} if self._asked.service_tier is None else {"service_tier": "default"}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._asked.model,
+            "system_fingerprint": self._fingerprint,
+            **tier,
+        }
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
@@ -310,9 +258,11 @@ def usage(dones: Sequence[GenerationResult]) -> Json:
     }
 
 
-def running_usage(prompt: int, completions: int) -> Json:
-    """The field `usage` of an event before the end, where every event is to have it."""
-    tokens = {"prompt_tokens": prompt, "completion_tokens": completions, "total_tokens": prompt + completions}
+def usage_so_far(asked: SamplingFields, prompt: int, written: int) -> Json:
+    """The field `usage` of an event before the end: null, or the tokens so far."""
+    if not asked.running_usage:
+        return {"usage": None} if asked.include_usage else {}
+    tokens = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
     return {"usage": tokens}
 
 
@@ -399,12 +349,8 @@ def annotations_of(citations: Sequence[Citation], length: int, links: Addresses,
     ]
 
 
-def _optional(name: str, value: Mapping[str, object] | None) -> Json:
+def optional(name: str, value: Mapping[str, object] | None) -> Json:
     return {} if value is None else {name: value}
-
-
-def _logprobs(call: ChatCall, items: list[Json]) -> Json | None:
-    return {"content": items, "refusal": None} if call.requests[0].output.top_logprobs is not None else None
 
 
 def logprob_items(delta: TextDelta) -> list[Json]:
@@ -444,9 +390,6 @@ async def complete_chat(
             error.param = "functions"
         raise
     links = settings.addresses.of(request)
-    name, fingerprint = f"chatcmpl-{secrets.token_hex(12)}", f"fp_{model.fingerprint[:12]}"
-    meta = ChatMeta(name, int(time.time()), fingerprint, call, links, generations[0].prompt_tokens)
+    writer = ChatWriter(call, model.fingerprint, links, generations[0].prompt_tokens)
     # The answer starts when the response is sent: `GenerationFanIn` calls `run` of each generation.
-    if not asked.stream:
-        return JsonAnswer(generations, WholeCompletion(meta), settings.keep_alive)
-    return StreamedAnswer(generations, ChatChunks(meta), settings.keep_alive, meta.id)
+    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)

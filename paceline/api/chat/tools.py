@@ -1,4 +1,4 @@
-"""Incremental parser of tool calls in an answer's text, in the format of its model. Pure.
+"""What an answer says, in parts: what the model thinks, its text, and calls of tools in the format of the model. Pure.
 
 The format is what a `Constraint` of kind `tools` enforces (`engine/tool_formats.py`), with any blanks around JSON's
 marks. The output does not depend on where the text is split, so that a streamed answer equals a whole one. Marks, the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
@@ -18,6 +18,7 @@ from typing import Literal
 from pydantic_core import from_json
 
 from paceline.engine.tool_formats import CLOSING, FORMATS, HERMES, TAG, ToolFormat
+from paceline.runtime.service import GenerateEvent, GenerationResult, WorkflowStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,52 @@ class ToolCallArguments:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What the model thinks before it answers, or a line for a step of a workflow."""
+
+    text: str
+    step: WorkflowStep | None = None
+
+
 ParsedOutput = TextOutput | ToolCallStart | ToolCallArguments
+Said = Thought | ParsedOutput
+
+
+class AnswerReader:
+    """Reader of the events of one answer."""
+
+    def __init__(self, parser: ToolCallParser | None, *, thinks: bool = True) -> None:
+        """parser: of calls that the text may hold. thinks: what the model thinks is told."""
+        self._parser = parser
+        self._thinks = thinks
+
+    def read(self, event: GenerateEvent) -> Sequence[Said]:
+        """What an event says: nothing while its text may still become a call."""
+        if isinstance(event, GenerationResult):
+            return [] if self._parser is None else self._parser.flush(event.reason != "stop")
+        if event.step is not None:
+            return [Thought(_line(event.step), event.step)]
+        if event.thinking:
+            return [Thought(event.text)] if event.text and self._thinks else []
+        if self._parser is not None:
+            return self._parser.push(event.text)
+        return [TextOutput(event.text)] if event.text else []
+
+    @property
+    def may_call(self) -> bool:
+        return self._parser is not None
+
+    @property
+    def calls(self) -> bool:
+        """The answer has calls, of which the last was not cut off by a limit or a stop string."""
+        return self._parser is not None and self._parser.num_calls > 0 and self._parser.complete
+
+
+def _line(step: WorkflowStep) -> str:
+    failed = " (failed)" if step.state == "failed" else ""
+    unit = f" on {step.unit}" if step.unit else ""
+    return f"{step.stage}{failed}, {step.seconds:.2f} s{unit}: {step.text}\n"
 
 
 _SPACE = r"[ \t\r\n]*"

@@ -3,8 +3,7 @@
 Requests are refused before headers are sent; headers of a stream go out with the first token, or after a second. A
 later failure, or the refusal of a request whose model had to be loaded first (`request.LateGeneration`), is reported in
 the stream, which always ends as its protocol requires. What is sent in one piece is kept open as in `HeldOpen`. Each
-endpoint has its own pure encoders, an `AnswerBody` and an `AnswerChunks`, which receive the events of the generations
-and return bytes.
+endpoint has an `AnswerWriter` of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
@@ -23,8 +23,7 @@ from collections.abc import (
     Sequence,
 )
 from functools import partial
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
@@ -36,6 +35,8 @@ from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
+
+Json = dict[str, object]
 
 # ---- server-sent events ---------------------------------------------------------------------------------------------
 # As OpenAI's clients read them (WHATWG HTML, 9.2): no ids, event names in `/v1/responses` only. Clients ignore
@@ -79,9 +80,7 @@ class GenerationFanIn:
         self._readers = [asyncio.create_task(self._read(index)) for index in self._waiting]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -235,65 +234,74 @@ async def _put_rest(scope: Scope, send: Send, working: asyncio.Task[bytes]) -> N
 HEADERS_WAIT_S = 1.0  # that headers wait for the first token, so that an early failure can be a plain answer
 
 
-class AnswerBody(Protocol):
-    """Encoder of an answer that is sent in one piece. `index`: of the generation that produced the event."""
+# ---- writers of answers ---------------------------------------------------------------------------------------------
+class AnswerWriter(ABC):
+    """An answer in the form of its endpoint, from the events of its generations: streamed by `begin`, any number of
+    `take`, then `end`, or `failed` at any time; or `whole` after all events were taken. Pure.
 
-    def take(self, index: int, event: GenerateEvent) -> None: ...
-
-    def body(self) -> bytes:
-        """The JSON. Called once, when every generation is done."""
-
-
-class AnswerChunks(Protocol):
-    """Encoder of a streamed answer: `begin`, any number of `take`, then `end`, or `fail` at any time.
-
-    Each returns whole events or lines, or nothing. What is not overridden is as OpenAI has it.
+    What is not overridden is as OpenAI has it.
     """
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return SSE_HEADERS
+    id: str  # of the answer
+    headers: Mapping[str, str] = SSE_HEADERS
+    last: bytes = SSE_DONE  # behind every stream, also one that has failed
+
+    def framed(self, piece: Json) -> bytes:
+        return sse_event(piece)
 
     def ping(self) -> bytes:
         """A piece that clients ignore; it keeps a silent connection open."""
         return SSE_PING
 
-    def begin(self) -> bytes: ...
+    def begin(self) -> Sequence[Json]:
+        return ()
 
-    def take(self, index: int, event: GenerateEvent) -> bytes: ...
+    @abstractmethod
+    def take(self, index: int, event: GenerateEvent) -> Sequence[Json]:
+        """index: of the generation that produced the event."""
 
-    def end(self) -> bytes:
-        """The last events, when every generation is done; with [DONE] where the protocol has it."""
+    def end(self) -> Sequence[Json]:
+        return ()
 
-    def fail(self, failure: Failure) -> bytes:
-        return sse_event(failure.envelope()) + SSE_DONE
+    def failed(self, failure: Failure) -> Json:
+        return failure.envelope()
+
+    @abstractmethod
+    def whole(self) -> Json: ...
 
 
-def watches_of(scope: Scope, generations: Sequence[Generation]) -> list[AnswerWatch]:
+def sent(
+    generations: Sequence[Generation], writer: AnswerWriter, *, stream: bool, keep_alive: float
+) -> JsonAnswer | StreamedAnswer:
+    """The response that runs the generations when it is sent. keep_alive: s of silence before a space or a ping."""
+    return (StreamedAnswer if stream else JsonAnswer)(generations, writer, keep_alive)
+
+
+def _fan_in(scope: Scope, generations: Sequence[Generation]) -> GenerationFanIn:
     observer: Observer = scope["app"].state.observer
-    return [observer.answer(scope["state"]) for _ in generations]
+    return GenerationFanIn(generations, [observer.answer(scope["state"]) for _ in generations])
 
 
 class JsonAnswer(HeldOpen):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
-    def __init__(self, generations: Sequence[Generation], body: AnswerBody, keep_alive: float) -> None:
+    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter, keep_alive: float) -> None:
         super().__init__(self._gather, keep_alive)
         self._generations = generations
-        self._body = body
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as self._fan_in:
+        async with _fan_in(scope, self._generations) as self._events:
             await super().__call__(scope, receive, send)
 
     async def _gather(self) -> bytes:
         running = len(self._generations)
         while running:
-            event = await self._fan_in.next()
+            event = await self._events.next()
             if event is not None:
-                self._body.take(*event)
+                self._writer.take(*event)
                 running -= isinstance(event[1], GenerationResult)
-        return self._body.body()
+        return encode_json(self._writer.whole())
 
 
 class EventStream(EventSourceResponse):
@@ -327,33 +335,35 @@ class StreamedAnswer(EventStream):
     """A stream whose headers wait for the first event, so that an earlier failure is a status. Cancels the generations
     when the client leaves."""
 
-    def __init__(self, generations: Sequence[Generation], chunks: AnswerChunks, keep_alive: float, name: str) -> None:
-        """`name`: the answer's id, for the log."""
-        super().__init__(iter(()), keep_alive, chunks.headers, chunks.ping)  # the pieces come with the call
+    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter, keep_alive: float) -> None:
+        super().__init__(iter(()), keep_alive, writer.headers, writer.ping)  # the pieces come with the call
         self._generations = generations
-        self._chunks = chunks
-        self._name = name
+        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        async with GenerationFanIn(self._generations, watches_of(scope, self._generations)) as fan_in:
-            event = await while_connected(receive, fan_in.next(min(HEADERS_WAIT_S, self.ping_interval)))
-            self.body_iterator = self._pieces(fan_in, event)
+        async with _fan_in(scope, self._generations) as events:
+            first = await while_connected(receive, events.next(min(HEADERS_WAIT_S, self.ping_interval)))
+            self.body_iterator = self._pieces(events, first)
             await super().__call__(scope, receive, send)
 
-    async def _pieces(self, fan_in: GenerationFanIn, event: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
-        running = len(self._generations)
+    async def _pieces(self, events: GenerationFanIn, event: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
+        writer, running = self._writer, len(self._generations)
+
+        def framed(pieces: Sequence[Json]) -> bytes:
+            return b"".join(map(writer.framed, pieces))
+
         try:
-            yield self._chunks.begin()
+            yield framed(writer.begin())
             while running:
-                event = event or await fan_in.next()
+                event = event or await events.next()
                 assert event is not None, "waited for"
                 running -= isinstance(event[1], GenerationResult)
-                if piece := self._chunks.take(*event):
-                    yield piece
+                if pieces := writer.take(*event):
+                    yield framed(pieces)
                 event = None
-            yield self._chunks.end()
+            yield framed(writer.end()) + writer.last
         except Exception as error:
             if not isinstance(error, PacelineError):
-                _log.exception("an answer failed after it had begun (%s)", self._name)
-            yield self._chunks.fail(failure_of(error))
+                _log.exception("an answer failed after it had begun (%s)", writer.id)
+            yield writer.framed(writer.failed(failure_of(error))) + writer.last
         self.ended = True

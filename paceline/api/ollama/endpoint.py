@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,21 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.chat.output import (
-    ChoiceBuilder,
-    Json,
-    MessageBuilder,
-    admit_chat,
-    logprob_items,
-    summary,
-)
-from paceline.api.chat.request import ChatCall, ChatRequest, ToolUse, chat_call
-from paceline.api.chat.tools import arguments_of
-from paceline.api.completions import CompletionCall, CompletionRequest, begin, completion_call
+from paceline.api.chat.output import Choice, Json, admit_chat, logprob_items, optional, summary
+from paceline.api.chat.request import ChatRequest, ToolUse, chat_call
+from paceline.api.chat.tools import TextOutput, Thought, arguments_of
+from paceline.api.completions import CompletionRequest, begin, completion_call
 from paceline.api.embeddings import MAX_INPUTS
 from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import required
-from paceline.api.generation.streaming import SSE_HEADERS, JsonAnswer, StreamedAnswer
+from paceline.api.generation.streaming import SSE_HEADERS, AnswerWriter, sent
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import encode_json, parse, while_connected
 from paceline.api.http.errors import ErrorShape, Failure
@@ -64,126 +56,90 @@ class OllamaError(BaseModel):
     error: str
 
 
-def envelope(failure: Failure) -> Mapping[str, object]:
+def envelope(failure: Failure) -> Json:
     return {"error": failure.message}
 
 
 SHAPE = ErrorShape("/api", OllamaError, envelope)
 
 
-# Encoders of answers in Ollama's shape, as lines of JSON (NDJSON) and in one piece.
-#
-# Calls of tools come whole, before the last line: Ollama's arguments are an object. There are no citations, but in
-# `paceline`, where a report is asked for.
+class LineWriter(AnswerWriter):
+    """Lines of JSON (NDJSON), or all that they would say. Calls of tools come whole, before the last line: Ollama's
+    arguments are an object. There are no citations, but in `paceline`, where a report is asked for."""
 
+    headers: Mapping[str, str] = {**SSE_HEADERS, "content-type": "application/x-ndjson"}
+    last = b""
 
-MEDIA_TYPE = "application/x-ndjson"
+    def __init__(self, asked: ChatBody | GenerateBody, tools: ToolUse | None, began: float) -> None:
+        """began: s, monotonic."""
+        self.id = request_id.get()
+        self._model = asked.model  # as asked
+        self._in_chat = isinstance(asked, ChatBody)
+        self._report = asked.paceline.report
+        self._began = began
+        self._first: float | None = None  # s, when the first text came
+        self._choice = Choice(tools)
 
+    def framed(self, piece: Json) -> bytes:
+        return encode_json(piece) + b"\n"
 
-@dataclass(frozen=True, slots=True)
-class LineMeta:
-    model: str  # as asked
-    chat: bool  # `/api/chat`, or `/api/generate`
-    tools: ToolUse | None
-    report: bool  # whether the answer has the full report in the field `paceline`
-    began: float  # s, monotonic
+    def ping(self) -> bytes:
+        return self.framed(self._line(""))
 
-    def line(self, body: Json) -> Json:
-        return {"model": self.model, "created_at": _now(), **body}
+    def take(self, index: int, event: GenerateEvent) -> Sequence[Json]:  # noqa: ARG002  # there is one generation
+        said = self._choice.take(event)
+        text = "".join(part.text for part in said if isinstance(part, TextOutput))
+        if isinstance(event, GenerationResult):
+            calls = self._calls()
+            lines = [self._line(text)] if text else []
+            lines += [self._line("", tool_calls=calls)] if calls else []
+            return [*lines, self._line("") | self._ending(event)]
+        if event.step is None:
+            self._first = self._first or time.monotonic()
+        thought = "".join(part.text for part in said if isinstance(part, Thought))
+        logprobs: Json = {"logprobs": logprob_items(event)} if event.logprobs else {}
+        if not (text or thought or logprobs):
+            return ()
+        return [self._line(text, **({"thinking": thought} if thought else {})) | logprobs]
 
-    def said(self, text: str, **more: object) -> Json:
-        if self.chat:
-            return {"message": {"role": "assistant", "content": text, **more}}
-        return {"response": text, **more}
+    def failed(self, failure: Failure) -> Json:
+        return envelope(failure)
 
-    def ending(self, done: GenerationResult, first: float | None) -> Json:
-        """first: s, when the first text came."""
+    def whole(self) -> Json:
+        choice, message = self._choice, self._choice.message()
+        assert choice.done is not None, "an answer is written when it has ended"
+        more = {"thinking": message.get("reasoning_content"), "tool_calls": self._calls()}
+        said = self._line(str(message["content"] or ""), **{name: value for name, value in more.items() if value})
+        return said | self._ending(choice.done) | ({"logprobs": choice.logprobs} if choice.logprobs else {})
+
+    def ended(self, reason: str) -> Json:
+        """The answer to a request without a prompt."""
+        return self._line("") | {"done": True, "done_reason": reason}
+
+    def _line(self, text: str, **more: object) -> Json:
+        said: Json = (
+            {"message": {"role": "assistant", "content": text, **more}} if self._in_chat else {"response": text, **more}
+        )
+        return {"model": self._model, "created_at": _now(), "done": False, **said}
+
+    def _calls(self) -> list[Json]:
+        message: Mapping[str, Any] = self._choice.message()
+        functions = [call["function"] for call in message.get("tool_calls", ())]
+        return [{"function": {"name": one["name"], "arguments": arguments_of(one["arguments"])}} for one in functions]
+
+    def _ending(self, done: GenerationResult) -> Json:
         end = time.monotonic()
-        first = first or end
-        report = summary(self.report, [done])
+        first = self._first or end
         return {
             "done": True,
             "done_reason": done.reason,
-            "total_duration": _ns(end - self.began),
+            "total_duration": _ns(end - self._began),
             "load_duration": 0,
             "prompt_eval_count": done.prompt_tokens,
-            "prompt_eval_duration": _ns(first - self.began),
+            "prompt_eval_duration": _ns(first - self._began),
             "eval_count": done.completion_tokens,
             "eval_duration": _ns(end - first),
-            **({} if report is None else {"paceline": report}),
-        }
-
-
-class AnswerLines:
-    headers: Mapping[str, str] = {**SSE_HEADERS, "content-type": MEDIA_TYPE}
-
-    def __init__(self, meta: LineMeta) -> None:
-        self._meta = meta
-        self._message = MessageBuilder(meta.tools)
-        self._first: float | None = None
-
-    def ping(self) -> bytes:
-        return self._line(self._meta.said(""))
-
-    def begin(self) -> bytes:
-        return b""
-
-    def take(self, index: int, event: GenerateEvent) -> bytes:  # noqa: ARG002  # there is one generation
-        if isinstance(event, GenerationResult):
-            text = _text(self._message.end(event))
-            calls = _calls(self._message)
-            lines = [self._meta.said(text)] if text else []
-            lines += [self._meta.said("", tool_calls=calls)] if calls else []
-            return b"".join(map(self._line, [*lines, self._meta.said("") | self._meta.ending(event, self._first)]))
-        if event.step is None:
-            self._first = self._first or time.monotonic()
-        deltas = self._message.push(event)
-        text, thought = _text(deltas), "".join(str(delta.get("reasoning_content", "")) for delta in deltas)
-        thinking: Json = {"thinking": thought} if thought else {}
-        logprobs: Json = {"logprobs": logprob_items(event)} if event.logprobs else {}
-        return self._line(self._meta.said(text, **thinking) | logprobs) if text or thinking or logprobs else b""
-
-    def end(self) -> bytes:
-        return b""
-
-    def fail(self, failure: Failure) -> bytes:
-        return encode_json(envelope(failure)) + b"\n"
-
-    def _line(self, body: Json) -> bytes:
-        return encode_json(self._meta.line({"done": False} | body)) + b"\n"
-
-
-class AnswerObject:
-    """Encoder of an answer in one piece (`AnswerBody`): all that the lines would say."""
-
-    def __init__(self, meta: LineMeta) -> None:
-        self._meta = meta
-        self._choice = ChoiceBuilder(meta.tools)
-        self._first: float | None = None
-
-    def take(self, index: int, event: GenerateEvent) -> None:  # noqa: ARG002
-        if self._first is None and not isinstance(event, GenerationResult) and event.step is None:
-            self._first = time.monotonic()
-        self._choice.take(event)
-
-    def body(self) -> bytes:
-        choice = self._choice
-        assert choice.done is not None, "an answer is written when it has ended"
-        message = choice.message.message()
-        more = {"thinking": message.get("reasoning_content"), "tool_calls": _calls(choice.message)}
-        said = self._meta.said(str(message["content"] or ""), **{name: value for name, value in more.items() if value})
-        logprobs: Json = {"logprobs": choice.logprobs} if choice.logprobs else {}
-        return encode_json(self._meta.line(said | self._meta.ending(choice.done, self._first) | logprobs))
-
-
-def _text(deltas: Sequence[Json]) -> str:
-    return "".join(str(delta["content"]) for delta in deltas if "content" in delta)
-
-
-def _calls(built: MessageBuilder) -> list[Json]:
-    message: Mapping[str, Any] = built.message()
-    functions = [call["function"] for call in message.get("tool_calls", ())]
-    return [{"function": {"name": one["name"], "arguments": arguments_of(one["arguments"])}} for one in functions]
+        } | optional("paceline", summary(self._report, [done]))
 
 
 def _ns(seconds: float) -> int:
@@ -222,7 +178,7 @@ async def _answer(
         raise RequestError(f"{asked.model!r} does not support thinking.", code="unsupported_parameter", param="think")
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
-    return _sent(asked, request, settings, call, call.tools, generations)
+    return _sent(asked, request, settings, call.tools, generations)
 
 
 async def _continue(
@@ -238,21 +194,18 @@ async def _continue(
     call = completion_call(parse(CompletionRequest, raw_body(asked)), service, caller)
     request.state.model = call.model.name  # for the log
     _, generations = await while_connected(request.receive, begin(service, call))
-    return _sent(asked, request, settings, call, None, generations)
+    return _sent(asked, request, settings, None, generations)
 
 
 def _sent(
     asked: ChatBody | GenerateBody,
     request: Request,
     settings: Settings,
-    call: ChatCall | CompletionCall,
     tools: ToolUse | None,
     generations: Sequence[Generation],
 ) -> Response:
-    meta = LineMeta(asked.model, isinstance(asked, ChatBody), tools, call.report, request.scope["state"]["began"])
-    if not asked.stream:
-        return JsonAnswer(generations, AnswerObject(meta), settings.keep_alive)
-    return StreamedAnswer(generations, AnswerLines(meta), settings.keep_alive, request_id.get())
+    writer = LineWriter(asked, tools, request.scope["state"]["began"])
+    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
 
 
 def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:
@@ -260,8 +213,7 @@ def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:
     stays."""
     chat_model(service, model_name(asked.model))
     reason = "unload" if asked.keep_alive in (0, "0", "0s", "0m") else "load"
-    meta = LineMeta(asked.model, isinstance(asked, ChatBody), None, False, 0.0)
-    return answer(meta.line(meta.said("") | {"done": True, "done_reason": reason}))
+    return answer(LineWriter(asked, None, 0.0).ended(reason))
 
 
 def _now() -> str:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
+from paceline.api.chat.tools import AnswerReader
 from paceline.api.generation.request import LateGeneration, must_load
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
@@ -275,7 +276,7 @@ class AskedResponse:
 
         events = ResponseEvents(
             first_state(asked, self.id, self.created, call.requests[0].sampling),
-            parser=None if call.tools is None else call.tools.parser(),
+            reader=AnswerReader(None if call.tools is None else call.tools.parser()),
             search=search,
             new_id=self.new_id,
             clock=lambda: int(time.time()),

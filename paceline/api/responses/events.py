@@ -8,21 +8,22 @@ openai-openapi 2.3.0, ResponseStreamEvent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items, step_line
-from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
+from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
+from paceline.api.chat.tools import AnswerReader, Said, TextOutput, Thought, ToolCallArguments, ToolCallStart
 from paceline.api.http.errors import Failure
 from paceline.api.http.routing import NO_ADDRESSES, Addresses
 from paceline.rag.store.files import FILE_PREFIX
 from paceline.rag.store.vector_stores import AttributesOf
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, WorkflowStep
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 from paceline.strategies.base import Side
 
 Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
+ItemType = Literal["message", "function_call", "reasoning"]
 ItemStatus = Literal["completed", "incomplete"]
 
 
@@ -43,7 +44,7 @@ class ResponseEvents:
         self,
         response: Json,
         *,
-        parser: ToolCallParser | None,
+        reader: AnswerReader,
         search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
@@ -51,13 +52,13 @@ class ResponseEvents:
         links: Addresses = NO_ADDRESSES,
         lanes: bool = False,
     ) -> None:
-        """`response`: the initial state, with all fields. `parser`: of calls that the text may hold.
+        """`response`: the initial state, with all fields. `reader`: of the generation's events.
 
         `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `extension`: Paceline's fields of the
         final response. `lanes`: each delta of text says whose documents decided it, as in a chat.
         """
         self.first = response  # before anything is written
-        self._parser = parser
+        self._reader = reader
         self._search = search
         self._new_id = new_id
         self._clock = clock
@@ -66,7 +67,7 @@ class ResponseEvents:
         self._lanes = lanes
         self._sequence = 0
         self._output: list[Json] = []  # finished items
-        self._item: _Message | _Call | _Reasoning | None = None  # the item being written
+        self._item: _Item | None = None  # that is being written
         self._logprobs: list[Json] = []  # of text that the parser holds back
 
     def begin(self) -> list[Event]:
@@ -78,14 +79,14 @@ class ResponseEvents:
 
     def take(self, event: GenerateEvent) -> list[Event]:
         """The events of a text delta; of a GenerationResult, all that are left."""
+        said = self._reader.read(event)
         if isinstance(event, GenerationResult):
-            return self._end(event)
-        if event.step is not None:
-            return self._step(event.step)
-        if event.thinking:
-            return self._thought(event.text) if event.text else []
-        self._logprobs += logprob_items(event)
-        return self._encode(self._parse(event), event.lane)
+            return self._end(self._encode(said), event)
+        if not event.thinking:
+            self._logprobs += logprob_items(event)
+            if not said and event.logprobs and not self._reader.may_call:
+                said = [TextOutput("")]  # a token that is an incomplete character
+        return self._encode(said, event.lane)
 
     def fail(self, failure: Failure) -> list[Event]:
         """The last event of a failed response, with the output so far."""
@@ -113,36 +114,40 @@ class ResponseEvents:
         return events
 
     # ---- items ------------------------------------------------------------------------------------------------------
-    def _parse(self, delta: TextDelta) -> Sequence[ParsedOutput]:
-        if self._parser is not None:
-            return self._parser.push(delta.text)
-        return [TextOutput(delta.text)] if delta.text or delta.logprobs else []
-
-    def _encode(self, outputs: Iterable[ParsedOutput], lane: Side | None = None) -> list[Event]:
+    def _encode(self, said: Iterable[Said], lane: Side | None = None) -> list[Event]:
         events: list[Event] = []
-        for output in outputs:
-            match output:
+        for part in said:
+            match part:
+                case Thought(text, None):
+                    events += self._thought(text)
+                case Thought(line):
+                    events += self._step(line)
                 case TextOutput(text):
                     events += self._text(text, lane)
                 case ToolCallStart(_, name):
-                    events += self._close("completed")
-                    call = _Call(self._new_id("fc"), self._new_id("call"), name)
-                    self._item = call
-                    events.append(self._item_event("response.output_item.added", item=call.body("in_progress")))
+                    fields = {"id": self._new_id("fc"), "call_id": self._new_id("call"), "name": name}
+                    events += self._begin("function_call", **fields)
                 case ToolCallArguments(_, text):
-                    assert isinstance(self._item, _Call), "a call begins before its arguments"
-                    self._item.arguments.append(text)
+                    assert self._item is not None, "a call begins before its arguments"
+                    self._item.text.append(text)
                     events.append(self._delta("response.function_call_arguments.delta", delta=text))
         return events
 
-    def _step(self, step: WorkflowStep) -> list[Event]:
-        """A step of a workflow: a line of one reasoning item, which ends where the answer begins. A step after that is
-        in the report alone."""
-        events = self._reasoning() if self._item is None else []
-        if isinstance(self._item, _Reasoning):
-            index, line = len(self._item.parts), step_line(step)
+    def _begin(self, kind: ItemType, **fields: object) -> list[Event]:
+        """Begin an item, after the end of the one before. fields: id and others that it has from the beginning."""
+        events = self._close("completed")
+        self._item = item = _Item(kind, fields)
+        return [*events, self._item_event("response.output_item.added", item=item.body("in_progress"))]
+
+    def _step(self, line: str) -> list[Event]:
+        """A step of a workflow: a part of the summary of a reasoning item, which ends where the answer begins. A step
+        after that is in the report alone."""
+        events = self._begin("reasoning", id=self._new_id("rs")) if self._item is None else []
+        assert self._item is not None
+        if self._item.type == "reasoning":
+            index = len(self._item.summary)
             part: Json = {"type": "summary_text", "text": line}
-            self._item.parts.append(part)
+            self._item.summary.append(part)
             for kind, fields in (
                 ("part.added", {"part": part | {"text": ""}}),
                 ("text.delta", {"delta": line}),
@@ -152,64 +157,61 @@ class ResponseEvents:
                 events.append(self._delta(f"response.reasoning_summary_{kind}", summary_index=index, **fields))
         return events
 
-    def _reasoning(self) -> list[Event]:
-        self._item = _Reasoning(self._new_id("rs"))
-        return [self._item_event("response.output_item.added", item=self._item.body("in_progress"))]
-
     def _thought(self, text: str) -> list[Event]:
         """Thinking of the model: the content of the reasoning item, behind the steps."""
-        events = [] if isinstance(self._item, _Reasoning) else [*self._close("completed"), *self._reasoning()]
-        assert isinstance(self._item, _Reasoning)
+        events = [] if self._is("reasoning") else self._begin("reasoning", id=self._new_id("rs"))
+        assert self._item is not None
         if not self._item.text:
-            events.append(self._part("response.content_part.added", part=self._item.part("")))
+            events.append(self._part("response.content_part.added", part=self._item.part()))
         self._item.text.append(text)
         return [*events, self._part("response.reasoning_text.delta", delta=text)]
 
     def _text(self, text: str, lane: Side | None = None) -> list[Event]:
         events: list[Event] = []
-        if not isinstance(self._item, _Message):
-            events += self._close("completed")
-            self._item = message = _Message(self._new_id("msg"))
-            events.append(self._item_event("response.output_item.added", item=message.body("in_progress", parts=False)))
-            events.append(self._part("response.content_part.added", part=_Message("").part()))
-        message = self._item
+        if not self._is("message"):
+            events = self._begin("message", id=self._new_id("msg"), role="assistant")
+            assert self._item is not None
+            events.append(self._part("response.content_part.added", part=self._item.part()))
+        assert self._item is not None
         logprobs, self._logprobs = self._logprobs, []
         if text or logprobs:
-            message.text.append(text)
-            message.logprobs += logprobs
+            self._item.text.append(text)
+            self._item.logprobs += logprobs
             told = {"paceline": {"lane": lane}} if self._lanes else {}
             events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs, **told))
         return events
+
+    def _is(self, kind: ItemType) -> bool:
+        return self._item is not None and self._item.type == kind
 
     def _close(self, status: ItemStatus) -> list[Event]:
         item, events = self._item, list[Event]()
         if item is None:
             return events
-        body = item.body(status)
-        if isinstance(item, _Call):
-            arguments = "".join(item.arguments)
-            events.append(self._delta("response.function_call_arguments.done", name=item.name, arguments=arguments))
-        elif isinstance(item, _Message):
-            text, logprobs = "".join(item.text), item.logprobs
-            events.append(self._part("response.output_text.done", text=text, logprobs=logprobs))
+        text = "".join(item.text)
+        if item.type == "function_call":
+            name = item.fields["name"]
+            events.append(self._delta("response.function_call_arguments.done", name=name, arguments=text))
+        elif item.type == "message":
+            events.append(self._part("response.output_text.done", text=text, logprobs=item.logprobs))
+        elif text:
+            events.append(self._part("response.reasoning_text.done", text=text))
+        if item.type != "function_call" and events:
             events.append(self._part("response.content_part.done", part=item.part()))
-        elif item.text:
-            thought = "".join(item.text)
-            events.append(self._part("response.reasoning_text.done", text=thought))
-            events.append(self._part("response.content_part.done", part=item.part(thought)))
+        body = item.body(status)
         events.append(self._item_event("response.output_item.done", item=body))
         self._output.append(body)
         self._item = None
         return events
 
-    def _end(self, done: GenerationResult) -> list[Event]:
+    def _end(self, events: list[Event], done: GenerationResult) -> list[Event]:
         incomplete = done.reason == "length"
-        events = self._encode(self._parser.flush(done.reason != "stop")) if self._parser is not None else []
         answered = any(item["type"] not in ("file_search_call", "reasoning") for item in self._output)
-        cut = incomplete and isinstance(self._item, _Reasoning) and self._item.text  # in its thinking
-        if isinstance(self._item, _Reasoning | None) and not cut and (not answered or self._logprobs):
+        item = self._item
+        cut = incomplete and item is not None and item.type == "reasoning" and item.text  # in its thinking
+        if (item is None or item.type == "reasoning") and not cut and (not answered or self._logprobs):
             events += self._text("")  # an empty answer is still a message
-        if done.citations and isinstance(self._item, _Message):
+        if done.citations and self._item is not None and self._item.type == "message":
             length = sum(map(len, self._item.text))
             self._item.annotations = [_annotation(one, length, self._links) for one in done.citations]
             events += [
@@ -244,71 +246,40 @@ class ResponseEvents:
 
     def _delta(self, kind: str, **fields: object) -> Event:
         assert self._item is not None
-        return self._item_event(kind, item_id=self._item.id, **fields)
+        return self._item_event(kind, item_id=self._item.fields["id"], **fields)
 
     def _part(self, kind: str, **fields: object) -> Event:
         return self._delta(kind, content_index=0, **fields)
 
 
-class _Message:
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.text: list[str] = []
+class _Item:
+    """An item being written. Reasoning has a line for each step of a workflow, as parts of its summary, and what the
+    model thinks, as its content."""
+
+    def __init__(self, kind: ItemType, fields: Json) -> None:
+        """fields: its id, and what else is known of it. The `call_id` is named by the item that brings the output of a
+        function."""
+        self.type = kind
+        self.fields = fields
+        self.text: list[str] = []  # of a message, of a call's arguments or of thinking
+        self.summary: list[Json] = []
         self.logprobs: list[Json] = []
         self.annotations: list[Json] = []
 
     def part(self) -> Json:
-        return {
-            "type": "output_text",
-            "text": "".join(self.text),
-            "annotations": self.annotations,
-            "logprobs": self.logprobs,
-        }
-
-    def body(self, status: str, *, parts: bool = True) -> Json:
-        content = [self.part()] if parts else []
-        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
-
-
-class _Call:
-    def __init__(self, id: str, call_id: str, name: str) -> None:
-        self.id = id
-        self.call_id = call_id  # named by the item that brings the function's output
-        self.name = name
-        self.arguments: list[str] = []
+        text = "".join(self.text)
+        if self.type == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        logprobs, annotations = [*self.logprobs], [*self.annotations]
+        return {"type": "output_text", "text": text, "annotations": annotations, "logprobs": logprobs}
 
     def body(self, status: str) -> Json:
-        return {
-            "id": self.id,
-            "type": "function_call",
-            "status": status,
-            "call_id": self.call_id,
-            "name": self.name,
-            "arguments": "".join(self.arguments),
-        }
-
-
-class _Reasoning:
-    """A reasoning item being written: a line for each step of a workflow, as parts of its summary, and what the model
-    thinks, as its content."""
-
-    def __init__(self, id: str) -> None:
-        self.id = id
-        self.parts: list[Json] = []
-        self.text: list[str] = []
-
-    def part(self, text: str) -> Json:
-        return {"type": "reasoning_text", "text": text}
-
-    def body(self, status: str) -> Json:
-        content = [self.part("".join(self.text))] if self.text else []
-        return {
-            "id": self.id,
-            "type": "reasoning",
-            "status": status,
-            "summary": list(self.parts),
-            "content": content,
-        }
+        body: Json = {"id": self.fields["id"], "type": self.type, "status": status} | self.fields
+        if self.type == "function_call":
+            return body | {"arguments": "".join(self.text)}
+        is_empty = not self.text if self.type == "reasoning" else status == "in_progress"
+        summary = {"summary": [*self.summary]} if self.type == "reasoning" else {}
+        return body | summary | {"content": [] if is_empty else [self.part()]}
 
 
 def _annotation(citation: Citation, length: int, links: Addresses) -> Json:

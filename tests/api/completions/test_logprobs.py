@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.completions import EchoedPrompt, Offsets, entries
+from paceline.api.completions import EchoedPrompt, Entry, Offsets, entries
 from paceline.runtime.service import Logprobs, TokenLogprob
 from paceline.runtime.sessions.output_text import Detokenizer
 
@@ -15,6 +15,10 @@ from paceline.runtime.sessions.output_text import Detokenizer
 def logprobs(data: bytes) -> Logprobs:
     chosen = TokenLogprob(data.decode("utf-8", "replace"), math.log(0.5), tuple(data))
     return chosen, (chosen, TokenLogprob("other", math.log(0.25), tuple(b"other")))
+
+
+def offsets_of(found: list[Entry]) -> list[int]:
+    return [entry.offset for entry in found]
 
 
 @st.composite
@@ -31,7 +35,7 @@ def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[b
     text, tokens = case
     result = entries([logprobs(token) for token in tokens], Offsets())
     before = b""
-    for token, offset, name in zip(tokens, result.text_offset, result.tokens, strict=True):
+    for token, (name, _, _, offset) in zip(tokens, result, strict=True):
         assert offset == len(before.decode("utf-8", "ignore"))
         try:
             whole = token.decode()
@@ -42,7 +46,7 @@ def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[b
             if before.decode("utf-8", "ignore").encode() == before:  # not inside a character
                 assert text[offset : offset + len(whole)] == whole
         before += token
-    assert result.text_offset == sorted(result.text_offset)
+    assert offsets_of(result) == sorted(offsets_of(result))
 
 
 @given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=20))
@@ -50,7 +54,7 @@ def test_offsets_never_leave_the_text_whatever_the_bytes(tokens: list[bytes]) ->
     detokeniser = Detokenizer(lambda token: tokens[token])
     text = ""
     result = entries([logprobs(token) for token in tokens], Offsets())
-    for index, offset in enumerate(result.text_offset):
+    for index, offset in enumerate(offsets_of(result)):
         assert offset == len(text)
         text += detokeniser.push(index)
 
@@ -64,25 +68,25 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
     offsets = Offsets()
     echo = EchoedPrompt.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
     result = echo.entries(offsets)
-    assert result.text_offset[0] == 0 and result.token_logprobs[0] is None and result.top_logprobs[0] is None
+    assert result[0][1:] == (None, None, 0)
     offsets.restart(len(prompt))
     parts = [
         entries([logprobs(token) for token in tokens[at : at + size]], offsets) for at in range(0, len(tokens), size)
     ]
     alone = entries([logprobs(token) for token in tokens], Offsets())
-    assert [offset - len(prompt) for part in parts for offset in part.text_offset] == alone.text_offset
+    assert [offset - len(prompt) for part in parts for offset in offsets_of(part)] == offsets_of(alone)
 
 
 def test_a_beginning_that_the_text_does_not_show_takes_no_place_in_it() -> None:
     spelled = (b"<s>", b" Good", b" day")
     rest = (logprobs(b" Good"), logprobs(b" day"))
     result = EchoedPrompt.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
-    assert result.text_offset == [0, 0, 4]
+    assert offsets_of(result) == [0, 0, 4]
     result = EchoedPrompt.of(None, spelled, rest).entries(Offsets())
-    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and result.text_offset == [0, 3, 8]
+    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and offsets_of(result) == [0, 3, 8]
 
 
 def test_alternatives_of_one_name_keep_the_likelier() -> None:
     chosen = TokenLogprob("a", -3.0, (97,))
     result = entries([(chosen, (TokenLogprob("a", -1.0, (97,)), TokenLogprob("b", -math.inf, (98,))))], Offsets())
-    assert result.top_logprobs == [{"a": -1.0, "b": -9999.0}]
+    assert result[0].top == {"a": -1.0, "b": -9999.0}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.chat.tools import ToolCallParser
+from paceline.api.chat.tools import AnswerReader, ToolCallParser
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Event, ResponseEvents
@@ -27,7 +27,7 @@ def encoder(calls: bool = False) -> ResponseEvents:
     numbers = itertools.count()
     return ResponseEvents(
         FIRST,
-        parser=ToolCallParser() if calls else None,
+        reader=AnswerReader(ToolCallParser() if calls else None),
         new_id=lambda prefix: f"{prefix}_{next(numbers)}",
         clock=lambda: 1234,
         extension=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},

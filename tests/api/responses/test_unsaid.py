@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.api.chat.tools import AnswerReader
 from paceline.api.http.body import encode_json
 from paceline.api.responses.events import Event, ResponseEvents
 from paceline.api.responses.replay import DivergedError, Unsaid, replay
@@ -21,7 +22,7 @@ def encoder(ids: Sequence[str] = ()) -> ResponseEvents:
     waiting = list(ids)
     return ResponseEvents(
         {"id": "resp_1", "status": "in_progress", "output": []},
-        parser=None,
+        reader=AnswerReader(None),
         new_id=lambda prefix: waiting.pop(0) if waiting else f"{prefix}_1",
         clock=lambda: 0,
         extension=lambda _: {},
