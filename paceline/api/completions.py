@@ -11,9 +11,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, PlainValidator, model_validator
+from pydantic import BaseModel, Field, PlainValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -31,7 +31,6 @@ from paceline.api.generation.request import (
     inputs,
     must_load,
     prepare_all,
-    refuse_forms,
 )
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import AnswerWriter, sent
@@ -110,6 +109,8 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(SamplingFields):
+    refused: ClassVar = {"suffix": "Nothing can be written in front of a suffix here: the model only continues"}
+
     model: str
     prompt: Annotated[
         tuple[Input, ...], PlainValidator(inputs("prompt", MAX_PROMPTS), json_schema_input_type=Inputs)
@@ -119,20 +120,6 @@ class CompletionRequest(SamplingFields):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     user: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _served(cls, body: object) -> object:
-        """Raises RequestError for a field that asks for what is not done here."""
-        if isinstance(body, dict):
-            refuse_forms(body, served=("echo",))
-            if body.get("suffix"):
-                raise RequestError(
-                    "Nothing can be written in front of a suffix here: the model only continues.",
-                    code="unsupported_parameter",
-                    param="suffix",
-                )
-        return body
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,13 +128,60 @@ def served_models(service: Service) -> Iterator[tuple[str, ModelInfo | EmbedderI
 def chat_model(service: Service, name: str) -> ModelInfo:
     """The model of this name, or of a name with a switch behind it. Raises RequestError 404 for an unknown name and
     for an embedder."""
+    found, _ = _lookup(service, name)
+    if isinstance(found, ModelInfo):
+        return found
+    if found is not None:
+        raise no_model(f"The model {found.name!r} makes embeddings and writes no text; ask /v1/embeddings.")
+    raise _unknown(name, service.models())
+
+
+def check_embedder(service: Service, name: str, dimensions: int | None = None) -> None:
+    """Raises RequestError unless this is an embedder, with vectors of `dimensions` if that is given: 404 for an unknown
+    name and for a chat model."""
+    found, _ = _lookup(service, name)
+    embedders = service.embedders()
+    if found is None:
+        raise _unknown(name, embedders)
+    if isinstance(found, ModelInfo):
+        known = ", ".join(each.name for each in embedders)
+        offer = f"Known embedders: {known}." if known else "None that does is here."
+        raise no_model(f"The model {name!r} writes text and makes no embeddings. {offer}")
+    if dimensions not in (None, found.dimensions):
+        raise RequestError(
+            f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are cut.",
+            param="dimensions",
+        )
+
+
+def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
+    """A model of either kind. Raises RequestError 404 for an unknown name."""
+    found, _ = _lookup(service, name)
+    if found is None:
+        raise _unknown(name, [*service.models(), *service.embedders()])
+    return found
+
+
+def _lookup(service: Service, name: str) -> tuple[ModelInfo | EmbedderInfo | None, str]:
+    """The model that a name or an alias means, if any, and the switch behind it; empty for none."""
     name = service.aliases.get(name, name)
+    own, _, switch = name.rpartition(":")
     for model in service.models():
-        if name == model.name or name in _with_switches(model):
-            return model
-    if any(name in _names(embedder) for embedder in service.embedders()):
-        raise no_model(f"The model {name!r} makes embeddings and writes no text; ask /v1/embeddings.")
-    raise _unknown(name, [model.name for model in service.models()])
+        if name == model.name:
+            return model, ""
+    for model in service.models():
+        if own == model.name and switch in SWITCHES:
+            return model, switch
+    return next((embedder for embedder in service.embedders() if name in _names(embedder)), None), ""
+
+
+def _unknown(name: str, known: Iterable[ModelInfo | EmbedderInfo]) -> RequestError:
+    names = ", ".join(model.name for model in known)
+    return no_model(f"The model {name!r} does not exist here. Known: {names or 'none'}.")
+
+
+def no_model(sentence: str) -> RequestError:
+    return RequestError(sentence, status=404, code="model_not_found", param="model")
 
 
 def switched(asked: Fields, name: str, service: Service) -> Fields:
@@ -155,13 +202,7 @@ def switched(asked: Fields, name: str, service: Service) -> Fields:
 
 def switch_of(name: str, service: Service) -> tuple[str, object] | None:
     """The field of `paceline` that the name of a model sets, and its value."""
-    name = service.aliases.get(name, name)
-    found = (_with_switches(model).get(name) for model in service.models() if model.name != name)
-    return next((SWITCHES[switch] for switch in found if switch is not None), None)
-
-
-def _with_switches(model: ModelInfo) -> dict[str, str]:
-    return {f"{model.name}:{switch}": switch for switch in SWITCHES}
+    return SWITCHES.get(_lookup(service, name)[1])
 
 
 def _names(embedder: EmbedderInfo) -> tuple[str, ...]:
@@ -187,45 +228,3 @@ def read_aliases(service: Service, chat: Iterable[str], embedding: Iterable[str]
                 raise ConfigError(f"The alias {text!r} names no model of its kind. There are: {', '.join(names)}.")
             aliases[alias] = wanted or names[0]
     return aliases
-
-
-def check_embedder(service: Service, name: str, dimensions: int | None = None) -> None:
-    """Raises RequestError unless this is an embedder, with vectors of `dimensions` if that is given: 404 for an unknown
-    name and for a chat model."""
-    name = service.aliases.get(name, name)
-    for found in service.embedders():
-        if name in _names(found):
-            if dimensions not in (None, found.dimensions):
-                raise RequestError(
-                    f"The vectors of {found.name} have {found.dimensions} dimensions and mean nothing when they are "
-                    "cut.",
-                    param="dimensions",
-                )
-            return
-    if any(model.name == name for model in service.models()):
-        raise no_model(f"The model {name!r} writes text and makes no embeddings.{_offer(service)}")
-    raise _unknown(name, [found.name for found in service.embedders()])
-
-
-def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
-    """A model of either kind. Raises RequestError 404 for an unknown name."""
-    name = service.aliases.get(name, name)
-    for embedder in service.embedders():
-        if name in _names(embedder):
-            return embedder
-    if any(name == model.name or name in _with_switches(model) for model in service.models()):
-        return chat_model(service, name)
-    raise _unknown(name, [*(model.name for model in service.models()), *(found.name for found in service.embedders())])
-
-
-def _offer(service: Service) -> str:
-    names = ", ".join(found.name for found in service.embedders())
-    return f" Known embedders: {names}." if names else " None that does is here."
-
-
-def _unknown(name: str, known: list[str]) -> RequestError:
-    return no_model(f"The model {name!r} does not exist here. Known: {', '.join(known) or 'none'}.")
-
-
-def no_model(sentence: str) -> RequestError:
-    return RequestError(sentence, status=404, code="model_not_found", param="model")

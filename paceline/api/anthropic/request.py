@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.request import MAX_MESSAGES
-from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_STOPS,
     MAX_TOOLS,
@@ -26,6 +25,8 @@ from paceline.api.generation.schema import (
     Probability,
     Stop,
     Temperature,
+    required,
+    unreadable,
 )
 from paceline.api.http.body import Schema
 from paceline.errors import RequestError
@@ -36,11 +37,6 @@ from paceline.errors import RequestError
 # `types/message_create_params.py`.
 
 
-REFUSED = {
-    "container": "No code is run here",
-    "mcp_servers": "No MCP server is called here: offer its tools yourself",
-    "thread": "No threads are kept here: send their messages",
-}
 READ = frozenset({"text", "thinking", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
 CHANGES = frozenset({"tool_addition", "tool_removal"})  # of the tools that are offered
 
@@ -121,6 +117,11 @@ class ThinkingConfig(Schema):
 class PromptFields(FormFields):
     """Fields that `/v1/messages` and `/v1/messages/count_tokens` have in common."""
 
+    refused: ClassVar = {
+        "container": "No code is run here",
+        "mcp_servers": "No MCP server is called here: offer its tools yourself",
+        "thread": "No threads are kept here: send their messages",
+    }
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     system: str | list[Block] | None = None
@@ -130,12 +131,6 @@ class PromptFields(FormFields):
     output_format: OutputFormat | None = None  # the older place of `output_config.format`
     thinking: ThinkingConfig = Field(default_factory=lambda: ThinkingConfig(type="disabled"))
     cache_control: JsonObject | None = None  # without effect
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
-        refuse_forms(body, REFUSED)
-        return body
 
 
 class CountRequest(PromptFields):

@@ -1,9 +1,8 @@
 """`/v1/chat/completions`: the body with OpenAI's names and ranges, its tools, and its conversion to requests of
 generations: validated, defaults filled in, one seed per choice.
 
-Unknown fields are ignored, since front ends send many; `generation.request.refuse_unsupported` refuses those that ask
-for something this server does not do. docs/api.md lists all fields. Source: openai-openapi 2.3.0,
-CreateChatCompletionRequest.
+Unknown fields are ignored, since front ends send many, but for those that ask for something this server does not do.
+docs/api.md lists all fields. Source: openai-openapi 2.3.0, CreateChatCompletionRequest.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -22,10 +21,7 @@ from paceline.api.generation.request import (
     choices_of,
     form_of,
     generation_of,
-    refuse_forms,
-    refuse_unsupported,
     size_of_schema,
-    unreadable,
 )
 from paceline.api.generation.schema import (
     MAX_TOOLS,
@@ -37,6 +33,8 @@ from paceline.api.generation.schema import (
     SamplingFields,
     SchemaFormat,
     kind_tag,
+    unreadable,
+    unsupported,
 )
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
@@ -169,6 +167,8 @@ LegacyChoice = Annotated[
 
 
 class ChatRequest(SamplingFields):
+    refused: ClassVar = {"audio": "It is not supported", "web_search_options": "It is not supported"}
+
     model: str
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -221,11 +221,9 @@ class ChatRequest(SamplingFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _served(cls, body: object) -> object:
-        """Raises RequestError for a field that asks for what is not done here."""
-        if isinstance(body, dict):
-            refuse_unsupported(body)
-            refuse_forms(body)
+    def _writes_text(cls, body: object) -> object:
+        if isinstance(body, dict) and body.get("modalities") not in (None, [], ["text"]):
+            raise unsupported("modalities", 'Only ["text"] is supported')
         return body
 
 

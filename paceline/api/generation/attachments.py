@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 
-from paceline.api.generation.request import unreadable
+from paceline.api.generation.schema import unreadable
 from paceline.api.http.body import MAX_BODY, decode_object, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.routing import Route

@@ -9,11 +9,10 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Annotated
 
 from pydantic import Field
@@ -182,6 +181,9 @@ def ended(form: Constraint | None, asked: FormFields) -> Constraint | None:
     )
 
 
+_FORMS = ("guided_json", "json_schema", "guided_regex", "regex", "guided_choice", "guided_grammar", "grammar", "ebnf")
+
+
 def _forms(asked: FormFields) -> Iterator[Constraint]:
     match asked.response_format:
         case JsonFormat(schema_=dict(given)):
@@ -196,14 +198,7 @@ def _forms(asked: FormFields) -> Iterator[Constraint]:
         case GrammarFormat(grammar=grammar):
             yield Constraint("grammar", grammar, param="response_format")
     fields: dict[str, SchemaText | TypedGrammar | list[str] | bool | None] = {
-        "guided_json": asked.guided_json,
-        "json_schema": asked.json_schema,
-        "guided_regex": asked.guided_regex,
-        "regex": asked.regex,
-        "guided_choice": asked.guided_choice,
-        "guided_grammar": asked.guided_grammar,
-        "grammar": asked.grammar,
-        "ebnf": asked.ebnf,
+        name: getattr(asked, name) for name in _FORMS
     }
     if (outputs := asked.structured_outputs) is not None:
         fields |= {f"structured_outputs.{name}": value for name, value in outputs.model_dump(by_alias=True).items()}
@@ -323,11 +318,8 @@ def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, .
     return tuple(replace(request, sampling=first.nth(index)) for index in range(count))
 
 
-# Input texts of OpenAI's older endpoints: one or several, each as a string or as token ids.
-#
+# ---- input texts of OpenAI's older endpoints: one or several, each as a string or as token ids -----------------------
 # Parsed by hand, since a schema of four alternatives can only report that none of them fits.
-
-
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Inputs = str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
 """Type of the field in a request schema."""
@@ -378,61 +370,6 @@ def _is_token(value: object) -> bool:
 
 def _wrong(where: str, fault: str) -> RequestError:
     return RequestError(f"{where} {fault}.", param=where)
-
-
-# Fields of OpenAI's API that ask for something this server does not do: refused by name, never ignored.
-#
-# Hints (user, metadata, store, service_tier, prompt_cache_key, reasoning_effort, verbosity …) are accepted
-# without effect, since they promise nothing about the answer.
-
-
-def refuse_unsupported(body: Mapping[str, object]) -> None:
-    """Raises RequestError (400) that names the first such field. Null counts as absent."""
-    if body.get("modalities") not in (None, [], ["text"]):
-        raise unsupported("modalities", 'Only ["text"] is supported')
-    for name in ("audio", "web_search_options"):
-        if body.get(name) is not None:
-            raise unsupported(name, "It is not supported")
-
-
-def unreadable(kind: str, where: str) -> RequestError:
-    """The refusal of a part of a message, such as an image. where: it stands."""
-    return RequestError(
-        f"This model reads text only: a part of the type {kind[:64]!r} is not supported ({where}).",
-        code="unsupported_content",
-        param=where,
-    )
-
-
-_FORMS = {  # of other servers: each promises something about the text of an answer, where it says anything
-    "guided_whitespace_pattern": "White space of JSON is fixed here: one blank at most, after a comma or colon",
-    "format": "It is a field of /api/chat and /api/generate: send response_format",
-    "structural_tag": "It is not supported: send tools, or a grammar",
-    "grammar_lazy": "A grammar holds for the whole answer here",
-    "allowed_token_ids": "It is not supported: send a logit_bias, or a form of the answer",
-    "bad_words": "It is not supported: send a logit_bias",
-    "include_stop_str_in_output": "Stop strings are never part of an answer here",
-    "use_beam_search": "Answers are sampled here",
-    "echo": "Only what is written anew is returned; /v1/completions has echo",
-}
-
-
-def refuse_forms(
-    body: Mapping[str, object], others: Mapping[str, str] = MappingProxyType({}), *, served: Collection[str] = ()
-) -> None:
-    """Raises RequestError (400) for a form of the answer that is not known here, and for `others`, each with a
-    sentence. `served`: names that the endpoint has. What asks for nothing (null, false, "", []) counts as absent."""
-    for name, sentence in (*others.items(), *_FORMS.items()):
-        if body.get(name) and name not in served:
-            raise unsupported(name, sentence)
-
-
-def unsupported(param: str, sentence: str) -> RequestError:
-    return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
-
-
-def required(param: str) -> RequestError:
-    return RequestError(f"The field {param} is required.", param=param)
 
 
 # ---- admission ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ openai-openapi 2.3.0, CreateChatCompletionRequest.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -42,6 +43,23 @@ Penalty = Annotated[float, Field(ge=-100, le=100)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Joules = Annotated[float, Field(ge=0, le=1_000_000)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+
+def unsupported(param: str, sentence: str) -> RequestError:
+    return RequestError(f"{sentence} (in `{param}`).", code="unsupported_parameter", param=param)
+
+
+def required(param: str) -> RequestError:
+    return RequestError(f"The field {param} is required.", param=param)
+
+
+def unreadable(kind: str, where: str) -> RequestError:
+    """The refusal of a part of a message, such as an image. where: it stands."""
+    return RequestError(
+        f"This model reads text only: a part of the type {kind[:64]!r} is not supported ({where}).",
+        code="unsupported_content",
+        param=where,
+    )
 
 
 def _as_list(value: object) -> object:
@@ -179,8 +197,28 @@ class TypedGrammar(Schema):
     value: SchemaText
 
 
+_OTHER_FORMS = {  # of other servers: each promises something about the text of an answer, where it says anything
+    "guided_whitespace_pattern": "White space of JSON is fixed here: one blank at most, after a comma or colon",
+    "format": "It is a field of /api/chat and /api/generate: send response_format",
+    "structural_tag": "It is not supported: send tools, or a grammar",
+    "grammar_lazy": "A grammar holds for the whole answer here",
+    "allowed_token_ids": "It is not supported: send a logit_bias, or a form of the answer",
+    "bad_words": "It is not supported: send a logit_bias",
+    "include_stop_str_in_output": "Stop strings are never part of an answer here",
+    "use_beam_search": "Answers are sampled here",
+    "echo": "Only what is written anew is returned; /v1/completions has echo",
+}
+
+
+_NOTHING: Final[tuple[object, ...]] = (None, False, "", [])  # values that ask for nothing
+
+
 class FormFields(Schema):
     """Form and end of an answer, by the names of vLLM, llama.cpp, SGLang and TGI: the same on every surface."""
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that ask for what is not done here, each with a sentence. Hints (user, verbosity …) are accepted without
+    effect, since they promise nothing."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -197,6 +235,15 @@ class FormFields(Schema):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(max_length=MAX_STOP_IDS)] = Field(
         default_factory=list
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_what_is_done_here(cls, body: object) -> object:
+        if isinstance(body, dict):
+            for name, sentence in {**cls.refused, **_OTHER_FORMS}.items():
+                if body.get(name) not in _NOTHING and name not in cls.model_fields:
+                    raise unsupported(name, sentence)
+        return body
 
     def onto(self, body: JsonObject) -> JsonObject:
         """The body of another endpoint with those of these fields that this request has. Raises RequestError (400)

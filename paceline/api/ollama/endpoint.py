@@ -19,7 +19,7 @@ from paceline.api.chat.tools import TextOutput, Thought, arguments_of
 from paceline.api.completions import CompletionRequest, begin, completion_call
 from paceline.api.embeddings import MAX_INPUTS
 from paceline.api.generation.attachments import AnswerRoute
-from paceline.api.generation.request import required
+from paceline.api.generation.schema import required
 from paceline.api.generation.streaming import SSE_HEADERS, AnswerWriter, sent
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import encode_json, parse, while_connected

@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from paceline.api.chat.request import MAX_MESSAGES, Tool
-from paceline.api.generation.request import refuse_forms, unsupported
 from paceline.api.generation.schema import (
     MAX_TOOLS,
     Extension,
@@ -21,6 +20,7 @@ from paceline.api.generation.schema import (
     Probability,
     Stops,
     Temperature,
+    unsupported,
 )
 from paceline.api.http.body import Schema
 from paceline.errors import RequestError
@@ -31,12 +31,6 @@ from paceline.errors import RequestError
 # and the types of ollama-python 0.6.
 
 
-REFUSED = {
-    "suffix": "Nothing can be written in front of a suffix here: the model only continues",
-    "images": "This model reads text only",
-    "template": "The model's own chat template is used; send a prompt with raw",
-    "context": "Earlier answers are not kept as tokens; send the conversation to /api/chat",
-}
 OTHER_SAMPLERS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}  # options with the value at which each has no effect
 
 KeepAlive = float | str
@@ -77,6 +71,12 @@ class Message(Schema):
 class GenerationFields(FormFields):
     """Fields that `/api/chat` and `/api/generate` have in common."""
 
+    refused: ClassVar = {
+        "suffix": "Nothing can be written in front of a suffix here: the model only continues",
+        "images": "This model reads text only",
+        "template": "The model's own chat template is used; send a prompt with raw",
+        "context": "Earlier answers are not kept as tokens; send the conversation to /api/chat",
+    }
     model: str
     stream: bool = True
     format: Literal["", "json"] | JsonObject | None = None
@@ -92,8 +92,7 @@ class GenerationFields(FormFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
-        refuse_forms(body, REFUSED, served=("format",))
+    def _without_other_samplers(cls, body: dict[str, object]) -> dict[str, object]:
         given = body.get("options")
         for name, without in OTHER_SAMPLERS.items():
             if isinstance(given, dict) and given.get(name) not in (None, without):

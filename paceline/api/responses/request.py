@@ -11,12 +11,11 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from paceline.api.chat.request import MAX_MESSAGES, Part, Role
-from paceline.api.generation.request import refuse_forms, required, unreadable
 from paceline.api.generation.schema import (
     MAX_SEARCHED,
     MAX_TOOLS,
@@ -29,6 +28,8 @@ from paceline.api.generation.schema import (
     Stops,
     StoreId,
     Temperature,
+    required,
+    unreadable,
 )
 from paceline.api.http.body import Schema
 from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
@@ -125,6 +126,8 @@ class ConversationRef(Schema):
 
 
 class ResponseRequest(FormFields):
+    refused: ClassVar = {"prompt": "Prompt templates are not kept here; send instructions and input"}
+
     model: str
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES)] = ""
     instructions: str | None = None
@@ -157,12 +160,6 @@ class ResponseRequest(FormFields):
     @property
     def conversation_id(self) -> str | None:
         return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
-
-    @model_validator(mode="before")
-    @classmethod
-    def _only_what_is_done_here(cls, body: dict[str, object]) -> dict[str, object]:
-        refuse_forms(body, {"prompt": "Prompt templates are not kept here; send instructions and input"})
-        return body
 
     @model_validator(mode="after")
     def _without_contradictions(self) -> Self:

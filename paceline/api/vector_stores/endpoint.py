@@ -15,8 +15,7 @@ from fastapi import Query
 from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
-from paceline.api.generation.request import unsupported
-from paceline.api.generation.schema import MAX_METADATA
+from paceline.api.generation.schema import MAX_METADATA, unsupported
 from paceline.api.http.body import Schema
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
 from paceline.api.http.routing import Caller, ServiceDep

@@ -17,7 +17,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 
-from paceline.api.generation.request import required, unsupported
+from paceline.api.generation.schema import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing
 from paceline.api.http.routing import Caller, of_app

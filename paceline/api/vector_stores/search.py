@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from fastapi import Depends
 from pydantic import Discriminator, Field, Tag
 
-from paceline.api.generation.request import unsupported
+from paceline.api.generation.schema import unsupported
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Schema
 from paceline.api.http.routing import ServiceDep
