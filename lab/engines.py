@@ -39,9 +39,6 @@ class WrappedEngine:
     def truncate(self, seq: SeqId, length: int) -> None:
         self._inner.truncate(seq, length)
 
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._inner.fork(seq, into)
-
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         return self._inner.export_kv(seq, tokens)
 

@@ -142,8 +142,7 @@ class SequenceEngine(Protocol):
     Owned by one thread; no method may be called from another. The caller chooses sequence ids; a sequence begins with
     its first segment (start 0). A chain's rows are committed. A tree's rows are provisional, and the tree stays open
     until a `prune` leaves nothing of it or a `truncate` drops it. Until then each segment of that sequence must grow
-    the tree; the sequence cannot be forked. Raises EngineError for a row that was never written, a position beyond
-    `max_positions`, or no free blocks.
+    the tree. Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
     """
 
     @property
@@ -164,9 +163,6 @@ class SequenceEngine(Protocol):
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Drop rows from `length` on, and the open tree. Raises EngineError for a length inside the open tree."""
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        """Start the new sequence `into` with the rows of `seq`."""
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         """Copy the first rows of `seq`. The caller guarantees that they hold these tokens.

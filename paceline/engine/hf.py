@@ -93,10 +93,6 @@ class HFEngine(TableEngine):
         elif old_length > length:
             self._caches[seq].crop(length - old_length)  # negative: the number of rows to drop
 
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._table.fork(seq, into)
-        self._caches[into], self._tokens[into] = self._state(seq)
-
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         num_rows = len(tokens)
         self._table.export(seq, num_rows)

@@ -199,14 +199,6 @@ class SequenceTable:
         if seq in self._rows:
             self._rows[seq] = CachedRows(length)
 
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        rows = self._rows.get(seq)
-        if rows is None or rows.tree.tokens:
-            raise EngineError(f"sequence {seq} cannot be forked: unknown, or a tree of it is open")
-        if into in self._rows:
-            raise EngineError(f"sequence {into} exists already")
-        self._rows[into] = CachedRows(rows.length)
-
     def export(self, seq: SeqId, num_rows: int) -> None:
         """Raise unless the first `num_rows` rows are committed."""
         committed = self._rows.get(seq, CachedRows()).committed
@@ -404,11 +396,6 @@ class RowListEngine(TableEngine, Generic[Row]):
         self._table.truncate(seq, length)
         if seq in self._rows:
             del self._rows[seq][length:]
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._reserve(self._table.length(seq), "to fork")
-        self._table.fork(seq, into)
-        self._rows[into] = list(self._rows[seq])
 
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)

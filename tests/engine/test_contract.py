@@ -215,22 +215,6 @@ def test_property_9_exported_and_imported_rows_then_continued_equal_a_fresh_pref
 
 
 @few
-@given(prompt=prompts(1, 40), one=prompts(1, 20), other=prompts(1, 20))
-def test_a_fork_and_its_origin_are_independent(
-    engine: Engine, prompt: list[int], one: list[int], other: list[int]
-) -> None:
-    with sequences(engine, 2) as (seq, into):
-        extend(engine, seq, prompt)
-        engine.fork(seq, into)
-        assert engine.length(into) == len(prompt)
-        first = extend(engine, into, other)
-        second = extend(engine, seq, one)
-        engine.check()
-    assert_same(first, scratch(engine, prompt + other)[-len(other) :])
-    assert_same(second, scratch(engine, prompt + one)[-len(one) :])
-
-
-@few
 @given(prompt=prompts(0, 30), tree=trees(12), cuts=st.sets(st.integers(1, 11), max_size=4), aside=prompts(1, 20))
 def test_property_7_a_tree_scored_in_parts_equals_the_tree_scored_at_once(
     engine: Engine, prompt: list[int], tree: tuple[list[int], list[int]], cuts: set[int], aside: list[int]

@@ -69,7 +69,6 @@ def test_a_refusal_comes_at_once_and_only_forwards_are_delayed() -> None:
     forwards = len(clock.slept)
     growing.prune([0], [2])
     growing.truncate(1)
-    engine.fork(SEQ, SeqId(2))
     with pytest.raises(EngineError):
         engine.forward(Batch((Segment(SEQ, 5, (1,)),)))
     assert len(clock.slept) == forwards

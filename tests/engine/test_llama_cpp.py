@@ -14,7 +14,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from paceline.core.batching.block_manager import OutOfBlocks
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.llama_cpp.engine import load_gguf
@@ -159,8 +159,6 @@ def test_a_sequence_without_a_free_stream_is_refused_and_nothing_else_is_disturb
         assert engine.free_rows() == 0
         with pytest.raises(OutOfBlocks):
             engine.forward(Batch((Segment(seqs[0], 2, (4,)), Segment(seqs[-1], 0, (3,)))))
-        with pytest.raises(OutOfBlocks):
-            engine.fork(seqs[0], SeqId(-5))
         engine.check()
         assert engine.length(seqs[0]) == 2
 

@@ -87,12 +87,6 @@ def machine(engine: Engine, reference: Engine) -> type[RuleBasedStateMachine]:
             engine.truncate(seq, length)
             del self.tokens[seq][length:]
 
-        @rule(seq=seqs, into=seqs)
-        def fork(self, seq: SeqId, into: SeqId) -> None:
-            if seq in self.tokens and into not in self.tokens:
-                engine.fork(seq, into)
-                self.tokens[into] = list(self.tokens[seq])
-
         @rule(seq=seqs)
         def release(self, seq: SeqId) -> None:
             engine.release(seq)

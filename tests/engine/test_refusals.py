@@ -43,12 +43,10 @@ class TestEveryEngine:
             assert_same(extend(engine, seq, [7]), scratch(engine, [*PROMPT, 7])[-1:])
 
     def test_a_tree_must_be_pruned_or_dropped_first(self, engine: Engine) -> None:
-        with sequences(engine, 2) as (seq, other):
+        with sequences(engine) as (seq,):
             extend(engine, seq, PROMPT)
             extend(engine, seq, [1, 2, 3], parents=[-1, 0, 0])
             refuses(engine, Segment(seq, 11, (1,)))
-            with pytest.raises(EngineError):
-                engine.fork(seq, other)
             for keep in ([1], [0, 1, 2], [2, 0], [3]):
                 with pytest.raises(EngineError, match="path"):
                     engine.prune(seq, keep)
@@ -121,18 +119,13 @@ class TestEveryEngine:
             refuses(engine, Segment(seq, 0, (engine.info.vocab_size,)))
             refuses(engine, Segment(seq, 0, (-1,)))
 
-    def test_rows_that_do_not_exist_are_neither_truncated_nor_forked(self, engine: Engine) -> None:
-        with sequences(engine, 3) as (seq, other, unknown):
+    def test_rows_that_do_not_exist_are_not_truncated(self, engine: Engine) -> None:
+        with sequences(engine) as (seq,):
             extend(engine, seq, PROMPT)
-            extend(engine, other, PROMPT)
             for length in (-1, 9):
                 with pytest.raises(EngineError):
                     engine.truncate(seq, length)
-            with pytest.raises(EngineError):
-                engine.fork(unknown, SeqId(999_999_999))
-            with pytest.raises(EngineError):
-                engine.fork(seq, other)
-            assert (engine.length(seq), engine.length(other), engine.length(unknown)) == (8, 8, 0)
+            assert engine.length(seq) == 8
 
     def test_an_unknown_sequence_is_released_in_silence(self, engine: Engine) -> None:
         engine.release(SeqId(999_999_998))
@@ -147,12 +140,10 @@ class TestEveryEngine:
             ]
 
     def test_a_sequence_emptied_by_truncation_begins_again(self, engine: Engine) -> None:
-        with sequences(engine, 2) as (seq, into):
+        with sequences(engine) as (seq,):
             extend(engine, seq, PROMPT)
             engine.truncate(seq, 0)
-            engine.fork(seq, into)
-            for again in (seq, into):
-                assert_same(extend(engine, again, [4, 2]), scratch(engine, [4, 2]))
+            assert_same(extend(engine, seq, [4, 2]), scratch(engine, [4, 2]))
 
 
 @pytest.fixture(params=["fake", "paged"])

@@ -135,7 +135,7 @@ class BlockManager:
     """Blocks 0..total-1 and the block tables of sequences.
 
     A sequence begins with its first `reserve`. Raises OutOfBlocks for lack of blocks and ValueError for invalid
-    arguments (rows that were never reserved, a fork into an existing sequence); neither changes anything.
+    arguments (rows that were never reserved, a sequence that exists already); neither changes anything.
     """
 
     def __init__(self, total: int, block_size: int, max_unused: int | None = None) -> None:
@@ -242,14 +242,6 @@ class BlockManager:
             self._unref(table.pop())
         if seq in self._lengths:
             self._lengths[seq] = length
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        """Create `into` with the rows of `seq`, sharing its blocks. Allocates no block until one of them writes."""
-        if seq not in self._tables or into in self._tables:
-            raise ValueError(f"cannot fork {seq} into {into}: the first must exist and the second must not")
-        self._tables[into], self._lengths[into] = self._tables[seq][:], self._lengths[seq]
-        for block in self._tables[into]:
-            self._ref_counts[block] += 1
 
     def release(self, seq: SeqId) -> None:
         """Free the sequence. Unknown ones are ignored."""
@@ -379,12 +371,6 @@ class BlockHasher:
     def truncate(self, length: int) -> None:
         del self._tokens[length:]
         del self._full[length // self._block_size :]
-
-    def fork(self) -> BlockHasher:
-        copy = object.__new__(BlockHasher)
-        copy._block_size, copy._root = self._block_size, self._root
-        copy._tokens, copy._full = list(self._tokens), list(self._full)
-        return copy
 
     def _name(self, place: int) -> BlockName:
         """Name of the block at this place, full or not. The block before it must be full."""

@@ -241,8 +241,8 @@ class Scheduler:
 
     max_batched_tokens: rows per step, at least 2; exceeded only by a tree that is larger or that runs beside a prefill.
     max_num_seqs: segments per step, at least 2. block_size: granularity of the engine's memory, in rows.
-    A chain starts only if all of its rows fit. Not accounted for: rows of sequences the scheduler never saw, and copies
-    caused by forks; for these the engine itself may run out of blocks.
+    A chain starts only if all of its rows fit. Not accounted for: rows of sequences the scheduler never saw;
+    for these the engine itself may run out of blocks.
     """
 
     def __init__(self, max_batched_tokens: int, max_num_seqs: int, *, block_size: int = 1) -> None:

@@ -124,12 +124,6 @@ class LlamaCppEngine(TableEngine):
         self._table.truncate(seq, length)
         del self._committed.get(seq, [])[length:]
 
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._require_free(1)
-        self._table.fork(seq, into)
-        self._copy(self._streams[seq], self._take(into))
-        self._committed[into] = list(self._committed[seq])
-
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
         stream, wanted = self._streams[seq], self._committed[seq][: len(tokens)]

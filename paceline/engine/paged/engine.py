@@ -1,8 +1,8 @@
 """Fast engine: transformers' modules with paged attention; one forward is one flat row of tokens of many sequences.
 
-KV blocks are reference-counted: forks share their prefix, and a block is copied on the first write. Rows outside a
-sliding window stay stored until their sequence ends. `paged_engine` refuses, with a reason, models whose layers differ
-in their K/V shapes and models that need masks other than sliding windows.
+KV blocks are reference-counted: sequences that begin alike share them. Rows outside a sliding window stay stored until
+their sequence ends. `paged_engine` refuses, with a reason, models whose layers differ in their K/V shapes and models
+that need masks other than sliding windows.
 """
 
 from __future__ import annotations

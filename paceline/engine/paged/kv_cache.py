@@ -202,7 +202,7 @@ class PagedKvCache(TableEngine):
         if not kept.size:
             return  # all of it is still on its way
         if kept.order != tuple(range(len(kept.order))):
-            # No other sequence shares these slots: this one wrote them, and an open tree is never forked.
+            # No other sequence shares these slots: this one wrote them, and an open tree is never shared.
             slots = self._blocks.slot_mapping(seq, kept.first, kept.first + kept.size)
             self._storage.move_rows(slots[list(kept.order)], slots[: len(kept.order)])
         self._blocks.truncate(seq, kept.first + len(kept.order))
@@ -215,12 +215,6 @@ class PagedKvCache(TableEngine):
             self._blocks.truncate(seq, length)
         if seq in self._hashers:
             self._hashers[seq].truncate(length)
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        self._table.fork(seq, into)
-        self._blocks.fork(seq, into)
-        if seq in self._hashers:
-            self._hashers[into] = self._hashers[seq].fork()
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))

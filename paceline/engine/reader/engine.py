@@ -135,7 +135,7 @@ _WHOLE = frozenset({"query", "question", "input", "prompt", "task", "search quer
 
 
 class ReaderEngine(RowListEngine[int]):
-    """A row is its token. Forks share the answers of what they were forked from."""
+    """A row is its token."""
 
     def __init__(self, info: ModelInfo, pointer: Pointer, tokenizer: Tokenizer) -> None:
         super().__init__(info)
@@ -146,11 +146,6 @@ class ReaderEngine(RowListEngine[int]):
         every = range(tokenizer.vocab_size)
         self._vocabulary = Spelling(list(map(tokenizer.token_bytes, every)), tokenizer.encode, self._prompts.end)
         self._answer_of = lru_cache(maxsize=_PROMPTS)(self._answer)
-
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        super().fork(seq, into)
-        if seq in self._salts:
-            self._salts[into] = self._salts[seq]
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))

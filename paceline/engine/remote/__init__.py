@@ -14,7 +14,7 @@ How the operations of the contract (`engine.base`) map, with `runtime.engine_loo
 - `sample`: the reference's token, proven from those ids. Where filters reach beyond them, or the repetition penalty
   needs logits, the server's own draw, of the same distribution: which of the two depends on no noise.
 - A plain answer: one stream; above temperature 0 its tokens are the server's draws, by a seed made of ours.
-- `fork`, `prune`, `truncate`: on lists of tokens here; nothing is changed at a server.
+- `prune`, `truncate`: on lists of tokens here; nothing is changed at a server.
 - `begin`: the server's prefix cache, salted with the owner as ours is.
 - `free_rows`, `block_size`: the server admits and preempts by itself.
 - Not available: `export_kv`, `import_kv` and stages, since a server keeps its rows; its `structured_outputs` are not

@@ -53,7 +53,7 @@ class SequenceRecords:
     """The sequences of an engine, as if none were ever preempted. Every batch must be reported by `submitted`.
 
     A preempted sequence is changed here alone: what the engine computes later is what is then left of it. One that is
-    being computed again must be preempted once more before it changes. Cannot fork.
+    being computed again must be preempted once more before it changes.
 
     Most answers only grow, and are never preempted: their chains, and trees of which a path is kept at once, are noted
     as tokens, and the table learns of them when a sequence is changed otherwise or looked at.

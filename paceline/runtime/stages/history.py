@@ -16,7 +16,7 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
-from paceline.wire.stages.messages import Change, ForkRows, PruneRows, ReleaseRows, RunBatch, TruncateRows
+from paceline.wire.stages.messages import Change, PruneRows, ReleaseRows, RunBatch, TruncateRows
 
 MAX_LOG = 512  # entries; beyond, results that are there and still needed are not computed again
 CHUNK_ROWS = 512  # of a prompt that is computed again
@@ -145,9 +145,6 @@ class History:
                 case TruncateRows(length=length):
                     self._table.truncate(seq, length)
                     del self._tokens.get(seq, [])[length:]
-                case ForkRows(into=into):
-                    self._table.fork(seq, SeqId(into))
-                    self._tokens[SeqId(into)] = list(self._tokens[seq])
                 case Imported(tokens=tokens):
                     self._table.adopt(seq, tokens)
                     self._tokens[seq] = list(tokens)
@@ -216,7 +213,6 @@ class SentRows:
         return self.capacity // self.block_size
 
     def free_rows(self) -> int:
-        """As if forks shared nothing."""
         return max(0, self._num_blocks - self._blocks({})) * self.block_size
 
     def _blocks(self, more: dict[SeqId, int]) -> int:

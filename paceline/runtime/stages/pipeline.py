@@ -32,7 +32,6 @@ from paceline.wire.stages.messages import (
     CheckRows,
     ExportRows,
     FetchScores,
-    ForkRows,
     ImportRows,
     KvRows,
     PruneRows,
@@ -326,13 +325,6 @@ class RemotePipeline:
             self._sent.table.truncate(seq, length)
             self._head.record(TruncateRows(seq, length))
 
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        with self._changed:
-            self._sent.table.fork(seq, into)
-            if seq in self._sent.failed:
-                self._sent.failed.add(into)
-            self._head.record(ForkRows(seq, into))
-
     def release(self, seq: SeqId) -> None:
         with self._changed:
             self._head.flush()
@@ -395,7 +387,6 @@ class RemotePipeline:
         return self._sent.block_size
 
     def free_rows(self) -> int:
-        """As if forks shared nothing."""
         return self._sent.free_rows()
 
     def check(self) -> None:

@@ -31,7 +31,6 @@ from paceline.wire.stages.messages import (
     ExportRows,
     FetchScores,
     Forget,
-    ForkRows,
     HiddenRows,
     ImportRows,
     KvRows,
@@ -244,8 +243,8 @@ class StageWorker(threading.Thread):
             match message:
                 case PruneRows(horizon=horizon, seq=seq) if horizon is not None and not self._changing[seq]:
                     self._calls.append(partial(self._change, message))  # overtakes what waits
-                case PruneRows() | TruncateRows() | ForkRows() | ReleaseRows() | ImportRows():
-                    self._changing[_changed(message)] += 1
+                case PruneRows() | TruncateRows() | ReleaseRows() | ImportRows():
+                    self._changing[message.seq] += 1
                     self._ordered.append(message)
                 case RunBatch() | ExportRows() | CheckRows():
                     self._ordered.append(message)
@@ -357,7 +356,7 @@ class StageWorker(threading.Thread):
         return bool(waiting & LastRows.tickets(asked))
 
     def _settled(self, message: Change | ImportRows) -> None:
-        seq = _changed(message)
+        seq = message.seq
         self._changing[seq] -= 1
         if not self._changing[seq]:
             del self._changing[seq]
@@ -389,9 +388,6 @@ class StageWorker(threading.Thread):
                     stage.prune(seq, change.keep, change.live, change.horizon)
                 case TruncateRows():
                     stage.truncate(seq, change.length)
-                case ForkRows():
-                    stage.fork(seq, SeqId(change.into))
-                    self._known.add(SeqId(change.into))
                 case ReleaseRows():
                     stage.release(seq)
                     self._known.discard(seq)
@@ -469,11 +465,6 @@ class StageWorker(threading.Thread):
             self._outlet.to_head(BatchDone(epoch, message.ticket, (), (), [], error))
         else:
             self._outlet.to_head(self._last.done(epoch, message.ticket, done))
-
-
-def _changed(message: Change | ImportRows) -> int:
-    """The sequence that a later prune must not overtake."""
-    return message.into if isinstance(message, ForkRows) else message.seq
 
 
 def _scored_of(asked: Batch, left: Batch, output: Output) -> Parts:

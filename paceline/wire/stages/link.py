@@ -41,7 +41,6 @@ FROM_HEAD: tuple[type[Frame], ...] = (
     messages.RunBatch,
     messages.PruneRows,
     messages.TruncateRows,
-    messages.ForkRows,
     messages.ReleaseRows,
     messages.ExportRows,
     messages.ImportRows,

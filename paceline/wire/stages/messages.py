@@ -166,16 +166,11 @@ class TruncateRows(StageFrame, frozen=True, tag="truncate"):
     length: Number
 
 
-class ForkRows(StageFrame, frozen=True, tag="fork"):
-    seq: SequenceNumber
-    into: SequenceNumber
-
-
 class ReleaseRows(StageFrame, frozen=True, tag="release"):
     seq: SequenceNumber
 
 
-Change: TypeAlias = PruneRows | TruncateRows | ForkRows | ReleaseRows
+Change: TypeAlias = PruneRows | TruncateRows | ReleaseRows
 """Of a sequence's rows, without an answer."""
 
 

@@ -66,17 +66,6 @@ class BlockManagerMachine(RuleBasedStateMachine):
         self.model.setdefault(seq, []).extend([0] * rows)
         self.write(seq, start, start + rows)
 
-    @rule(seq=ids, into=ids)
-    def fork(self, seq: SeqId, into: SeqId) -> None:
-        if seq not in self.model or into in self.model:
-            with pytest.raises(ValueError, match="fork"):
-                self.manager.fork(seq, into)
-            return
-        free = self.manager.free_rows()
-        self.manager.fork(seq, into)
-        assert self.manager.free_rows() == free
-        self.model[into] = list(self.model[seq])
-
     @precondition(lambda self: self.model)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:

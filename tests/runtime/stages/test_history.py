@@ -12,7 +12,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.stages.history import AGAIN, MAX_LOG, Entry, History, Imported
-from paceline.wire.stages.messages import ForkRows, PruneRows, ReleaseRows, RunBatch, TruncateRows
+from paceline.wire.stages.messages import PruneRows, ReleaseRows, RunBatch, TruncateRows
 from tests.engine.late_segments import Sender
 
 POSITIONS = 4096
@@ -40,8 +40,6 @@ def do(engine: Engine, entry: Entry) -> Output | None:
             engine.prune(SeqId(seq), keep, live, horizon)
         case TruncateRows(seq=seq, length=length):
             engine.truncate(SeqId(seq), length)
-        case ForkRows(seq=seq, into=into):
-            engine.fork(SeqId(seq), SeqId(into))
         case ReleaseRows(seq=seq):
             engine.release(SeqId(seq))
         case Imported():
@@ -106,12 +104,11 @@ def test_after_any_course_of_segments_and_prunes_stages_can_be_built_up_again(se
     again.check()
 
 
-def test_forks_truncations_releases_and_imports_are_kept() -> None:
+def test_truncations_releases_and_imports_are_kept() -> None:
     told = history()
     for entry in (
         RunBatch(1, (Segment(SeqId(1), 0, (1, 2, 3)),)),
-        ForkRows(SeqId(1), SeqId(2)),
-        TruncateRows(SeqId(2), 1),
+        TruncateRows(SeqId(1), 1),
         Imported(SeqId(3), (7, 8)),
         RunBatch(2, (Segment(SeqId(4), 0, (9,)),)),
         ReleaseRows(SeqId(4)),
@@ -123,7 +120,7 @@ def test_forks_truncations_releases_and_imports_are_kept() -> None:
         engine = fresh()
         for entry in told.replay():
             do(engine, entry)
-        assert [engine.length(SeqId(seq)) for seq in (1, 2, 3, 4)] == [3, 1, 2, 0]
+        assert [engine.length(SeqId(seq)) for seq in (1, 3, 4)] == [1, 2, 0]
         told.check()
 
 
