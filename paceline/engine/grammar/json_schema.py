@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import unquote
 
 from llguidance import regex_to_lark
@@ -126,23 +126,23 @@ def _schemas(value: object) -> Iterator[dict[str, object]]:
 # closed schema fits the given one. Pure.
 #
 # Composed objects (`allOf`, alternatives or a reference beside `properties`) are closed as a whole, to the names of
-# all their parts: a part closed alone would forbid the names of the others. Not closed: objects without named
-# properties, objects with a part that explicitly allows other names, and schemas below `not`, `if` and `contains`.
+# all their parts: a part closed alone would forbid the names of the others, and stays open wherever else it is used.
+# Not closed: objects without named properties, objects with a part that explicitly allows other names, and schemas
+# below `not`, `if` and `contains`.
 
 
 Schema = dict[str, object]
-# "closed": an object of its own. "open": a part of an object that is closed as a whole; deeper objects are their own.
-_Mode = Literal["closed", "open"]
 
 _LISTS = ("allOf", "anyOf", "oneOf")  # parts of the same object
 _BRANCHES = ("then", "else")  # likewise; no mask enforces them, but the names they require must be possible
-_DEEPER = ("items", "additionalItems", "additionalProperties", "unevaluatedItems", "unevaluatedProperties")
-_DEEPER_NAMED = ("properties", "patternProperties", "$defs", "definitions")
+_DEPENDENT = ("dependentRequired", "dependentSchemas", "dependencies")
+_CONDITIONS = frozenset({"not", "if", "contains"})
+_OTHERS = ("additionalProperties", "unevaluatedProperties")
 _OF_OBJECTS = frozenset(
-    {"properties", "patternProperties", "required", "additionalProperties", "unevaluatedProperties", "minProperties"}
-    | {"dependentRequired", "dependentSchemas", "dependencies", "propertyNames", "$dynamicRef", *_BRANCHES}
+    {"properties", "patternProperties", "required", "minProperties", "propertyNames", "$dynamicRef"}
+    | {*_OTHERS, *_DEPENDENT, *_BRANCHES}
 )
-_MAX_VISITS = 20_000  # of subschemas; a schema whose references need more is left unchanged
+_MAX_VISITS = 20_000  # of parts; a schema that needs more is left unchanged
 
 
 class _NamesUnknownError(Exception):
@@ -151,151 +151,102 @@ class _NamesUnknownError(Exception):
 
 def closed(schema: Schema) -> Schema:
     """The schema with its objects closed; the same object if nothing is to be closed or it cannot be determined."""
-    closing = _Closing(schema)
     try:
-        result = closing.result()
-    except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested parts
+        result = _Closing(schema).closed(schema)
+    except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested
         return schema
-    return schema if result == schema else result
+    return result if isinstance(result, dict) and result != schema else schema
 
 
 class _Closing:
-    """One run over a schema. Targets of references are copied to `$defs` where another mode is needed."""
+    """One run over a schema."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
-        self._copies: dict[tuple[str, _Mode], str] = {}  # (pointer, mode of its target) -> name in `$defs`
-        self._pending: list[tuple[str, object, _Mode]] = []  # copies to make: name, target, mode
         self._visits = 0
+        self._open: set[int] = set()  # parts of composed objects
+        for each in _schemas(root):
+            if "$id" in each and each is not root:
+                raise _NamesUnknownError  # its references are relative to that id
+            if not _is_one_part(each):
+                self._open |= {id(part) for part in self._parts(each)[1:]}
 
-    def result(self) -> Schema:
-        root = self._schema(self._root, "closed")
-        copies: dict[str, object] = {}
-        while self._pending:
-            name, target, mode = self._pending.pop()
-            copies[name] = self._any(target, mode)
-        if copies:
-            root = {**root, "$defs": {**_mapping(root.get("$defs")), **copies}}
-        return root
-
-    # ---- rewriting --------------------------------------------------------------------------------------------------
-    def _any(self, value: object, mode: _Mode = "closed") -> object:
+    def closed(self, value: object) -> object:
         if isinstance(value, list):
-            return [self._any(each, mode) for each in value]
-        return self._schema(value, mode) if isinstance(value, dict) else value
-
-    def _schema(self, schema: Schema, mode: _Mode) -> Schema:
-        self._count()
-        if "$id" in schema and schema is not self._root:
-            raise _NamesUnknownError  # its references are relative to that id
-        is_composed = mode == "closed" and not _is_one_part(schema) and _has_parts(schema)
-        inner: _Mode = "open" if is_composed else mode
-        result = {key: self._value(key, value, inner) for key, value in schema.items()}
-        if mode == "closed" and (is_composed or "properties" in schema):
-            self._close(schema, result)
+            return [self.closed(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        result = {key: self._inner(key, inner) for key, inner in value.items()}
+        if id(value) not in self._open and not _is_one_part(value) and not value.keys() & {*_OTHERS}:
+            self._close(value, result)
         return result
 
-    def _value(self, key: str, value: object, mode: _Mode) -> object:
-        if key in _LISTS:
-            return self._any(value, mode)
-        if key == "$ref" and isinstance(value, str):
-            return self._reference(value, mode)
-        if key in _DEEPER or key == "prefixItems":
-            return self._any(value)
-        if key in _DEEPER_NAMED and isinstance(value, dict):
-            return {name: self._any(each) for name, each in value.items()}
-        return value
+    def _inner(self, key: str, inner: object) -> object:
+        if key in _NAMED and isinstance(inner, dict):
+            return {name: self.closed(schema) for name, schema in inner.items()}
+        return inner if key in _DATA or key in _CONDITIONS else self.closed(inner)
 
     def _close(self, schema: Schema, result: Schema) -> None:
-        if "additionalProperties" in schema or "unevaluatedProperties" in schema:
-            return  # the schema itself states which other names are allowed
-        try:
-            names = self._names(schema, set())
-        except KeyError:  # a dangling reference: the compiler reports it
-            return
+        parts = self._parts(schema)
+        names = self._names(parts)
         if names is None or not (names or "properties" in schema):
             return
-        min_properties = schema.get("minProperties")
-        if isinstance(min_properties, int) and min_properties > len(names):
+        min_properties, own = schema.get("minProperties"), result.get("properties", {})
+        if (isinstance(min_properties, int) and min_properties > len(names)) or not isinstance(own, dict):
             return
-        own = result.get("properties")
-        if own is not None and not isinstance(own, dict):
-            return
-        result["properties"] = {**(own or {}), **{name: True for name in names if name not in (own or {})}}
-        result["additionalProperties"] = False
+        if len(parts) > 1 or "properties" in schema:
+            result["properties"] = {**own, **{name: True for name in names if name not in own}}
+            result["additionalProperties"] = False
 
-    def _reference(self, pointer: str, mode: _Mode) -> str:
-        """Pointer to the target, rewritten in this mode."""
-        parts = pointer.split("/")
-        if mode == "closed" and (pointer == "#" or (len(parts) == 3 and parts[1] in ("$defs", "definitions"))):
-            return pointer  # definitions are closed in place
-        if (pointer, mode) not in self._copies:
-            try:
-                target = self._target(pointer)
-            except KeyError:
-                return pointer
-            name = f"{mode}-{len(self._copies)}"
-            while name in _mapping(self._root.get("$defs")):
-                name += "'"
-            self._copies[pointer, mode] = name
-            self._pending.append((name, target, mode))
-        return f"#/$defs/{self._copies[pointer, mode]}"
+    def _parts(self, schema: Schema) -> list[object]:
+        """The object itself and all that it is put together of, parts of parts too; None for one that is not here."""
+        found: dict[int, object] = {id(schema): schema}
+        pending: list[object] = [schema]
+        while pending:
+            self._visits += 1
+            if self._visits > _MAX_VISITS:
+                raise _NamesUnknownError
+            part = _mapping(pending.pop())
+            inner = [each for key in _LISTS for each in _list(part.get(key))]
+            inner += [part[key] for key in _BRANCHES if key in part]
+            inner += [each for key in _DEPENDENT for each in _mapping(part.get(key)).values()]
+            if isinstance(reference := part.get("$ref"), str):
+                inner.append(self._target(reference))
+            pending += [each for each in inner if id(each) not in found]
+            found |= {id(each): each for each in inner}
+        return list(found.values())
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
-    def _names(self, schema: object, seen: set[str]) -> dict[str, None] | None:
-        """Properties named by an object or any of its parts, in order; None: other names are explicitly allowed."""
-        self._count()
-        if not isinstance(schema, dict):
-            return {}
-        for key in ("additionalProperties", "unevaluatedProperties"):
-            if schema.get(key, False) is not False:
-                return None
-        if "$dynamicRef" in schema or (seen and "patternProperties" in schema):
-            return None
-        parts = [each for key in _LISTS for each in _list(schema.get(key))]
-        parts += [schema[key] for key in _BRANCHES if key in schema]
-        required = [each for each in _list(schema.get("required")) if isinstance(each, str)]
-        for key in ("dependentRequired", "dependentSchemas", "dependencies"):
-            for name, each in _mapping(schema.get(key)).items():
-                required.append(name)
-                required += [one for one in _list(each) if isinstance(one, str)]
-                parts.append(each)
-        names = dict.fromkeys([*_mapping(schema.get("properties")), *required])
-        seen = seen | {""}  # not empty for parts
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and reference not in seen:
-            seen |= {reference}
-            parts.append(self._target(reference))
+    @staticmethod
+    def _names(parts: list[object]) -> dict[str, None] | None:
+        """Properties that an object names by any of its parts, in order; None: others are explicitly allowed."""
+        names: dict[str, None] = {}
         for part in parts:
-            more = self._names(part, seen)
-            if more is None:
+            if part is None:
                 return None
-            names |= more
+            if not isinstance(part, dict):
+                names |= dict.fromkeys(each for each in _list(part) if isinstance(each, str))  # `dependentRequired`
+                continue
+            is_open = "$dynamicRef" in part or (part is not parts[0] and "patternProperties" in part)
+            if is_open or any(part.get(key, False) is not False for key in _OTHERS):
+                return None
+            names |= dict.fromkeys(_mapping(part.get("properties")))
+            names |= dict.fromkeys(each for each in _list(part.get("required")) if isinstance(each, str))
+            for key in _DEPENDENT:
+                names |= dict.fromkeys(_mapping(part.get(key)))
         return names
 
     def _target(self, pointer: str) -> object:
-        """Subschema at a JSON pointer. Raises KeyError if the schema has none."""
+        """Subschema at a JSON pointer; None if the schema has none."""
         if pointer != "#" and not pointer.startswith("#/"):
-            raise KeyError(pointer)
+            return None
         target: object = self._root
         for part in pointer.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
                 target = target[int(key)]
-            elif isinstance(target, dict):
-                target = target[key]
             else:
-                raise KeyError(pointer)
+                target = _mapping(target).get(key)
         return target
-
-    def _count(self) -> None:
-        self._visits += 1
-        if self._visits > _MAX_VISITS:
-            raise _NamesUnknownError
-
-
-def _has_parts(schema: Schema) -> bool:
-    return any(key in schema for key in (*_LISTS, *_BRANCHES, "$ref", "dependentSchemas", "dependencies"))
 
 
 def _is_one_part(schema: Schema) -> bool:

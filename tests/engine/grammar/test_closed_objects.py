@@ -91,16 +91,14 @@ def test_a_part_that_is_open_by_its_words_leaves_the_whole_open() -> None:
     assert can_write({"z": 2})
 
 
-def test_one_definition_stands_alone_here_and_is_a_part_there() -> None:
+def test_a_definition_that_is_a_part_somewhere_stays_open_where_it_stands_alone() -> None:
     schema = {
-        "$defs": {"A": {**A, "properties": {**A["properties"], "next": {"$ref": "#/$defs/A"}}}},
+        "$defs": {"A": A},
         "properties": {"alone": {"$ref": "#/$defs/A"}, "part": {"allOf": [{"$ref": "#/$defs/A"}, B]}},
     }
     can_write = fits(schema)
-    assert can_write({"alone": {"a": 1, "next": {"a": 2}}, "part": {"a": 1, "next": {"a": 2}, "b": 2}})
-    assert not can_write({"alone": {"a": 1, "b": 2}})
-    assert not can_write({"part": {"a": 1, "next": {"a": 2, "b": 3}}})
-    assert not can_write({"part": {"a": 1, "c": 2}})
+    assert can_write({"alone": {"a": 1, "z": 2}, "part": {"a": 1, "b": 2}})
+    assert not can_write({"part": {"a": 1, "c": 2}}) and not can_write({"z": 1})
 
 
 @pytest.mark.parametrize("union", ["anyOf", "oneOf"])
@@ -161,12 +159,12 @@ def test_references_in_a_circle_end() -> None:
     assert closed({"allOf": [{"$ref": "#"}, A]})
 
 
-def test_a_schema_made_to_multiply_is_left_as_it_is() -> None:
+def test_a_schema_made_to_multiply_does_not() -> None:
     definitions = {
         f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs/d{i + 1}"}, A]} for i in range(60)
     }
     schema = {"$defs": {**definitions, "d60": A}, "allOf": [{"$ref": "#/$defs/d0"}, B]}
-    assert closed(schema) == schema
+    assert closed(schema)["properties"] == {"a": True, "b": True}
 
 
 @pytest.mark.parametrize("model", [Point, Shape])
