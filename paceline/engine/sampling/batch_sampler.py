@@ -13,6 +13,8 @@ reference's on every row and device; equal logits go to the lowest id everywhere
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,13 +25,13 @@ from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.noise import DISTINCT, may_revive
-from paceline.engine.sampling.open_sampler import OpenSampler
+from paceline.engine.sampling.open_sampler import open_tokens
 from paceline.engine.sampling.row_kernel import MARGIN, is_plain, margins, sample_rows
 from paceline.engine.sampling.workspace import (
     Array,
-    Rounds,
+    Pending,
     Workspace,
-    beside,
+    answers_of,
     gathered,
     group_maxima,
     host_rows,
@@ -38,11 +40,9 @@ from paceline.engine.sampling.workspace import (
     largest,
     moved_ids,
     process,
-    run,
     settled,
     some_rows,
     to_device,
-    together,
 )
 from paceline.engine.tensors import dists
 
@@ -56,7 +56,6 @@ class BatchSampler:
 
     def __init__(self) -> None:
         self._workspace = Workspace()
-        self._open = OpenSampler(self._workspace)
         self.referred = 0  # rows left to the reference
 
     def sample(
@@ -114,7 +113,7 @@ class BatchSampler:
             before = some_rows(plain, changed)
             low[which] = may_revive(before, some_rows(scores, changed), before.amax(1, keepdim=True))
         are_changed = [row.changes_logits for row in rows]
-        tokens, tops = run(self.rounds(scores, rows, are_changed, probs, low))
+        tokens, tops = self.decided(scores, rows, are_changed, probs, low)
         return [
             self._referred(logits[row], rows[row], top) if token is None else SampledRow(token, top)
             for row, (token, top) in enumerate(zip(tokens, tops, strict=True))
@@ -125,54 +124,47 @@ class BatchSampler:
         (dist,) = dists(logits[None])
         return SampledRow(sample_row(dist, row).token, top)
 
-    def rounds(
+    def decided(
         self,
         scores: Tensor,
         rows: Sequence[RowSampling],
         changed: Sequence[bool],
         probs: Tensor | None,
         low: Tensor | None,
-    ) -> Rounds[tuple[list[int | None], list[Dist | None]]]:
+    ) -> tuple[list[int | None], list[Dist | None]]:
         """The token of each row, None where it is not certain, and its head. scores: processed. changed: rows whose
         scores are not the model's own, so that equal ones may differ in the reference. probs: (rows, vocab), for
         heads. low: (rows,) rows that are not certain."""
-        tokens = self._tokens(scores, rows, changed)
-        if probs is None and low is None:
-            return (yield from tokens), [None] * len(rows)
-        # Heads first: tokens may need the buffer of the probabilities.
-        (tops, is_low), found = yield from beside(beside(_heads(probs, rows), _flags(low, len(rows))), tokens)
-        return [None if under else token for token, under in zip(found, is_low, strict=True)], tops
-
-    def _tokens(self, scores: Tensor, rows: Sequence[RowSampling], changed: Sequence[bool]) -> Rounds[list[int | None]]:
-        tokens: list[int | None] = [None] * len(rows)
         kinds: dict[str, list[int]] = {}
         for row, wanted in enumerate(rows):
-            params = wanted.params
-            cut = 0 < params.top_k < wanted.vocab_size
-            kind = "greedy" if params.temperature == 0.0 else "top_k" if cut else "open"
+            cut = 0 < wanted.params.top_k < wanted.vocab_size
+            kind = "greedy" if wanted.params.temperature == 0.0 else "top_k" if cut else "open"
             kinds.setdefault(kind, []).append(row)
-        waiting: list[Rounds[list[int | None]]] = []
-        by_kernel = host_rows(scores) is not None
+        # Heads first: tokens may need the buffer of the probabilities.
+        waiting: list[Pending[Any]] = [Pending([] if low is None else [low], list)]
+        waiting.append(settled([None] * len(rows)) if probs is None else _heads(probs, rows))
         margin = margins(rows)
         # The kernel makes its own.
-        maxima = scores[:, :0] if by_kernel and kinds.keys() == {"open"} else group_maxima(scores)
+        by_kernel = host_rows(scores) is not None and kinds.keys() == {"open"}
+        maxima = scores[:, :0] if by_kernel else group_maxima(scores)
         for kind, which in kinds.items():
             some, their_maxima = some_rows(scores, which), some_rows(maxima, which)
-            chosen = [rows[row] for row in which]
+            chosen, are_changed = [rows[row] for row in which], np.array([changed[row] for row in which])
             if kind == "greedy":
-                waiting.append(_greedy(some, their_maxima, [changed[row] for row in which]))
+                waiting.append(_greedy(some, their_maxima, are_changed))
             elif kind == "top_k":
-                are_changed = np.array([changed[row] for row in which])
                 waiting.append(_top_k(some, their_maxima, chosen, are_changed, margin[which]))
             elif (host := host_rows(some)) is not None:
                 certain, _ = sample_rows(host, chosen, heads=False, threads=torch.get_num_threads())
                 waiting.append(settled(certain))
             else:
-                waiting.append(self._open.sample(some, their_maxima, chosen, margin[which]))
-        for which, found in zip(kinds.values(), (yield from together(waiting)), strict=True):
-            for row, token in zip(which, found, strict=True):
-                tokens[row] = token
-        return tokens
+                waiting.append(open_tokens(self._workspace, some, their_maxima, chosen, margin[which]))
+        seen, tops, *found = answers_of(waiting)
+        tokens: list[int | None] = [None] * len(rows)
+        for which, some_tokens in zip(kinds.values(), found, strict=True):
+            for row, token in zip(which, some_tokens, strict=True):
+                tokens[row] = None if seen and seen[0][row] else token
+        return tokens, tops
 
 
 def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:
@@ -180,42 +172,37 @@ def _are_read_in_place(logits: Tensor, rows: Sequence[RowSampling]) -> bool:
     return host_rows(logits) is not None and not any(row.changes_logits or row.num_top for row in rows)
 
 
-def _heads(probs: Tensor | None, rows: Sequence[RowSampling]) -> Rounds[list[Dist | None]]:
-    """Heads of the rows that want one. probs: (rows, vocab); None: no row wants one."""
-    if probs is None:
-        return [None] * len(rows)
+def _heads(probs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[Dist | None]]:
+    """Heads of the rows that want one. probs: (rows, vocab)"""
+
+    def finish(found: Sequence[Array]) -> list[Dist | None]:
+        all_ids, all_probs = found
+        tops: list[Dist | None] = []
+        for row, wanted in enumerate(rows):
+            count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
+            order = np.argsort(all_ids[row, :count])
+            kept = all_probs[row, :count][order]
+            top = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
+            tops.append(top if wanted.num_top else None)
+        return tops
+
     ids, values = largest(probs, group_maxima(probs), min(max(row.num_top for row in rows), probs.shape[1]))
-    all_ids, all_probs = yield [ids.int(), values.double()]
-    tops: list[Dist | None] = []
-    for row, wanted in enumerate(rows):
-        count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
-        order = np.argsort(all_ids[row, :count])
-        kept = all_probs[row, :count][order]
-        top = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
-        tops.append(top if wanted.num_top else None)
-    return tops
+    return Pending([ids.int(), values.double()], finish)
 
 
-def _flags(flags: Tensor | None, num_rows: int) -> Rounds[list[bool]]:
-    if flags is None:
-        return [False] * num_rows
-    (found,) = yield [flags]
-    seen: list[bool] = found.tolist()
-    return seen
-
-
-def _greedy(scores: Tensor, maxima: Tensor, are_changed: Sequence[bool]) -> Rounds[list[int | None]]:
+def _greedy(scores: Tensor, maxima: Tensor, are_changed: NDArray[np.bool_]) -> Pending[list[int | None]]:
     """The lowest id of the largest logit."""
-    at, best = largest(scores, maxima, min(2, scores.shape[1]))
-    changed = to_device(are_changed, scores.device)
+    _, best = largest(scores, maxima, min(2, scores.shape[1]))
     certain = torch.isfinite(best[:, 0])  # else the reference says what is wrong
     if best.shape[1] > 1:
-        certain &= ~torch.where(changed, *_closeness(best[:, 0] - best[:, -1]))
-    first = maxima.argmax(1, keepdim=True)  # of equals the first
-    ids = ids_of(first)
+        certain &= ~torch.where(to_device(are_changed, scores.device), *_closeness(best[:, 0] - best[:, -1]))
+    ids = ids_of(maxima.argmax(1, keepdim=True))  # of equals the first
     at = ids.gather(1, gathered(scores, ids).argmax(1, keepdim=True))
-    tokens, are_certain = yield [at[:, 0], certain]
-    return [token if sure else None for token, sure in zip(tokens.tolist(), are_certain.tolist(), strict=True)]
+    return Pending([at[:, 0], certain], _certain_tokens)
+
+
+def _certain_tokens(found: Sequence[Array]) -> list[int | None]:
+    return [token if is_certain else None for token, is_certain in zip(*(each.tolist() for each in found), strict=True)]
 
 
 def _closeness(gap: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,11 +226,21 @@ def _top_k(
     rows: Sequence[RowSampling],
     are_changed: NDArray[np.bool_],
     margin: NDArray[np.float64],
-) -> Rounds[list[int | None]]:
+) -> Pending[list[int | None]]:
     """Top-k on the device; the rest among the few that remain, on the host."""
     most = max(row.params.top_k for row in rows)
     at, values = largest(scores, maxima, min(most + _EDGE, scores.shape[1]))
-    ids, logits = yield [at, values.double()]
+    return Pending([at, values.double()], partial(_top_k_tokens, scores.shape[1], rows, are_changed, margin))
+
+
+def _top_k_tokens(
+    vocab_size: int,
+    rows: Sequence[RowSampling],
+    are_changed: NDArray[np.bool_],
+    margin: NDArray[np.float64],
+    found: Sequence[Array],
+) -> list[int | None]:
+    ids, logits = found
     keys = core_noise.row_keys([row.params.seed for row in rows], [row.position for row in rows])
     temperatures = np.array([row.params.temperature for row in rows])[:, None]
     limits = np.array([row.params.top_k for row in rows])
@@ -260,7 +257,7 @@ def _top_k(
         certain = ~_is_close(edge - beyond, np.array(moved), margin)
         below = (logits - logits[:, :1]) / temperatures
         close = _is_close(logits[:, :-1] - logits[:, 1:], are_changed[:, None], margin[:, None])
-    if ids.shape[1] < scores.shape[1]:
+    if ids.shape[1] < vocab_size:
         certain &= (edge > logits[:, -1]) | (edge == -np.inf)  # else equals of the edge may be missing
     probs = np.where(kept, np.exp(below), 0.0)
     probs /= np.maximum(probs.sum(1, keepdims=True), np.finfo(np.float64).tiny)
@@ -282,4 +279,4 @@ def _top_k(
     drawn[every, best] = -np.inf
     with np.errstate(invalid="ignore"):
         certain &= (score - drawn.max(1) > margin) & np.isfinite(score)
-    return [int(ids[row, best[row]]) if certain[row] else None for row in range(len(rows))]
+    return _certain_tokens((ids[every, best], certain))

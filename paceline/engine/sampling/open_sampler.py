@@ -1,4 +1,7 @@
-"""Rows without top-k: the best scores are found by the noise's bounds, then top-p and min-p are checked for them."""
+"""Rows without top-k: the best scores are found by the noise's bounds, then top-p and min-p are checked for them.
+
+A score is logit / temperature + noise.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.sampling.dist import GROUP, row_keys
+from paceline.core.sampling.dist import row_keys
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.sampling.noise import DISTINCT, GroupNoise
 from paceline.engine.sampling.row_kernel import MARGIN
 from paceline.engine.sampling.workspace import (
     Array,
-    Rounds,
+    Pending,
     Workspace,
     gathered,
     ids_of,
@@ -24,202 +27,119 @@ from paceline.engine.sampling.workspace import (
     largest,
     some_rows,
     to_device,
-    together,
+    to_host,
 )
 
-_FIRST_GROUPS = 8  # with the highest bounds, searched in every row; then as many as its best score leaves open
-_ALIKE = 8  # rows that are searched further together
+# Groups with the highest bounds, searched in every row; then as many as its best score leaves open. Where a second look
+# is a wait, more at once.
+_FIRST_GROUPS, _FIRST_GROUPS_OF_DEVICE = 8, 256
 _CANDIDATES = 6  # best scores of a row that top-p and min-p may choose from
-_LEADERS = 32  # most probable ids whose masses are summed first, for top-p
 
 
-class OpenSampler:
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+class GroupScores:
+    """Scores of rows, each group of ids with a bound."""
 
-    def sample(
-        self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], margin: NDArray[np.float64]
-    ) -> Rounds[list[int | None]]:
-        """The token of each row; None where it is not certain. maxima: of the groups of `scores`. margin: (rows,)"""
-        search = _Search(scores, maxima, rows, margin)
-        yield from search.begin()
+    def __init__(self, logits: Tensor, maxima: Tensor, rows: Sequence[RowSampling], inverse: Tensor) -> None:
+        """maxima: of the groups of `logits`. inverse: (rows, 1) of the temperatures."""
+        keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
+        self._noise = GroupNoise(to_device(keys.view(np.int64), logits.device), maxima.shape[1])
+        self._logits, self._inverse = logits, inverse
+        self.bounds = maxima.double() * inverse - torch.log(self._noise.least)  # (rows, groups)
+
+    def best(self, which: Sequence[int], num_groups: int, count: int) -> list[Tensor]:
+        """(rows, count) ids with the best scores in the groups with the highest bounds, falling, their scores and
+        logits, and (rows,) a bound for the ids of all other groups."""
+        rows = to_device(which, self.bounds.device)
+        bounds = some_rows(self.bounds, which)
+        highest = torch.topk(bounds, min(num_groups + 1, bounds.shape[1]))
+        groups = highest.indices[:, :num_groups]
+        ids = ids_of(groups)
+        logits = gathered(self._logits, ids, rows[:, None])
+        best = torch.topk(
+            logits.double() * some_rows(self._inverse, which) + self._noise.gumbel(groups, rows),
+            min(count, ids.shape[1]),
+        )
+        others = highest.values[:, -1]
+        if num_groups >= bounds.shape[1]:
+            others = torch.full_like(others, -torch.inf)
+        return [ids.gather(1, best.indices), best.values, logits.gather(1, best.indices), others]
+
+
+def open_tokens(
+    workspace: Workspace, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], margin: NDArray[np.float64]
+) -> Pending[list[int | None]]:
+    """The token of each row; None where it is not certain. scores: logits. maxima: of the groups of `scores`. margin:
+    (rows,)"""
+    every, device = list(range(len(rows))), scores.device
+    found = GroupScores(scores, maxima, rows, inverse_temperatures(rows, device))
+    first = found.best(every, _FIRST_GROUPS_OF_DEVICE if is_remote(device) else _FIRST_GROUPS, _CANDIDATES)
+    _, leading = largest(scores, maxima, min(2, scores.shape[1]))
+    ahead = []
+    if is_remote(device) and any(row.params.top_p < 1.0 for row in rows):
+        ahead = _mass_before(workspace, scores, every, first[0][:, :1], rows)
+
+    def finish(seen: Sequence[Array]) -> list[int | None]:
+        ids, best, logits, rest, most, *masses = seen
+        begun = ids[:, 0].copy()
+
+        def keeps(which: Sequence[int], place: int) -> dict[int, bool | None]:
+            """True for each row whose candidate min-p and top-p keep; None where that is not certain."""
+            passed: dict[int, bool | None] = {}
+            summed: list[int] = []
+            for row in which:
+                params = rows[row].params
+                below = (float(logits[row, place]) - float(most[row, 0])) / params.temperature
+                passed[row] = True
+                if below == 0.0 and most[row, 0] - most[row, -1] > MARGIN:
+                    continue  # the one most probable id
+                if params.min_p > 0.0:
+                    distance = below - float(np.log(params.min_p))
+                    passed[row] = None if abs(distance) < margin[row] else distance > 0.0
+                if passed[row] and params.top_p < 1.0:
+                    summed.append(row)
+            if not summed:
+                return passed
+            if masses and bool((ids[summed, place] == begun[summed]).all()):
+                low, high = (mass[summed] for mass in masses)
+            else:
+                wanted, chosen = to_device(ids[summed, place], device)[:, None], [rows[row] for row in summed]
+                low, high = to_host(_mass_before(workspace, scores, summed, wanted, chosen))
+            for row, least, greatest in zip(summed, low.tolist(), high.tolist(), strict=True):
+                outside = least > rows[row].params.top_p + margin[row]
+                inside = greatest < rows[row].params.top_p - margin[row]
+                passed[row] = bool(inside) if inside or outside else None
+            return passed
+
         tokens: list[int | None] = [None] * len(rows)
-        waiting = list(range(len(rows)))
+        waiting = every
         for place in range(_CANDIDATES - 1):
-            yield from search.settle(waiting, place)
-            certain = [row for row in waiting if search.is_certain(row, place)]
-            passed = yield from self._passes(scores, maxima, search, rows, certain, place)
-            for row in certain:
-                if passed[row]:
-                    tokens[row] = int(search.ids[row, place])
-            waiting = [row for row in certain if passed[row] is False]
+            in_doubt = np.isfinite(best[:, place]) & ~(best[:, place] > rest + margin)
+            if looked := [row for row in waiting if in_doubt[row]]:  # other groups may hold better ids
+                reached = to_device(best[looked, place] - 2 * margin[looked], device)[:, None]
+                (needed,) = to_host([(some_rows(found.bounds, looked) >= reached).sum(1)])
+                again = to_host(found.best(looked, int(needed.max()), _CANDIDATES))
+                ids[looked], best[looked], logits[looked], rest[looked] = again
+            certain = (best[:, place] > rest + margin) & (best[:, place] > best[:, place + 1] + margin)
+            passed = keeps([row for row in waiting if certain[row]], place)
+            for row, is_kept in passed.items():
+                tokens[row] = int(ids[row, place]) if is_kept else None
+            waiting = [row for row, is_kept in passed.items() if is_kept is False]
             if not waiting:
                 break
         return tokens
 
-    def _passes(
-        self,
-        scores: Tensor,
-        maxima: Tensor,
-        seen: _Search,
-        rows: Sequence[RowSampling],
-        which: Sequence[int],
-        place: int,
-    ) -> Rounds[dict[int, bool | None]]:
-        """True for each row whose candidate min-p and top-p keep; None where that is not certain."""
-        passed: dict[int, bool | None] = {}
-        summed: list[int] = []
-        for row in which:
-            params = rows[row].params
-            below = (float(seen.logits[row, place]) - float(seen.maximum[row])) / params.temperature
-            passed[row] = True
-            is_first = below == 0.0 and seen.has_one_maximum[row]
-            if params.min_p > 0.0 and not is_first:
-                distance = below - float(np.log(params.min_p))
-                passed[row] = None if abs(distance) < seen.margin[row] else distance > 0.0
-            if passed[row] and params.top_p < 1.0 and not is_first:
-                summed.append(row)
-        for is_leading in (True, False):  # most rows are settled by their most probable ids
-            if not summed:
-                break
-            ids = to_device(seen.ids[summed, place], scores.device)[:, None]
-            chosen = [rows[row] for row in summed]
-            if is_leading and seen.first_masses is not None and self._is_first(seen, summed, place):
-                low, high = (mass[summed] for mass in seen.first_masses)
-            elif is_leading:
-                low, high = yield _leading_mass(scores, maxima, summed, ids, chosen)
-            else:
-                low, high = yield from self._mass(scores, summed, ids, chosen, seen.margin[summed])
-            for row, least, most in zip(summed, low.tolist(), high.tolist(), strict=True):
-                limit, margin = rows[row].params.top_p, float(seen.margin[row])
-                outside, inside = least > limit + margin, most < limit - margin
-                passed[row] = inside if inside or outside else None
-            summed = [row for row in summed if passed[row] is None]
-        return passed
-
-    @staticmethod
-    def _is_first(seen: _Search, which: Sequence[int], place: int) -> bool:
-        """True if these candidates are those of the first look, whose masses are known."""
-        return bool((seen.ids[which, place] == seen.first_ids[which]).all())
-
-    def _mass(
-        self, scores: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling], margin: Array
-    ) -> Rounds[tuple[Array, Array]]:
-        """Bounds of the mass that comes before ids, one a row: without and with those of a logit that is near."""
-        probs = self._workspace.softmax(self._workspace.picked(scores, which), rows)
-        own = probs.gather(1, ids)
-        temperatures = np.array([min(row.params.temperature, 1.0) for row in rows])
-        near = torch.exp(to_device(DISTINCT / temperatures, probs.device))[:, None].float()
-        (most,) = yield [_sums_above(probs, own / near) - own[:, 0]]
-        limits = np.array([row.params.top_p for row in rows])
-        if (most < limits - margin).all():
-            return np.zeros_like(most), most
-        (least,) = yield [_sums_above(probs, own * near)]
-        return least, most
+    return Pending([*first, leading, *ahead], finish)
 
 
-class _Search:
-    """Ids of each row with the best scores, on the host. Scores: logit / temperature + noise."""
-
-    def __init__(
-        self, scores: Tensor, maxima: Tensor, rows: Sequence[RowSampling], margin: NDArray[np.float64]
-    ) -> None:
-        device = scores.device
-        self.margin = margin
-        self._scores, self._maxima, self._rows = scores, maxima, rows
-        self._inverse = inverse_temperatures(rows, device)
-        keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
-        self._noise = GroupNoise(to_device(keys.view(np.int64), device), maxima.shape[1])
-        self._bounds = maxima.double() * self._inverse - torch.log(self._noise.least)  # (rows, groups)
-        shape = len(rows), min(_CANDIDATES, GROUP)
-        self.ids: NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
-        self.scores: NDArray[np.float64] = np.zeros(shape)  # falling
-        self.logits: NDArray[np.float32] = np.zeros(shape, dtype=np.float32)
-        self._rest: NDArray[np.float64] = np.zeros(len(rows))  # no other id has a better score
-        self.first_ids: NDArray[np.int64] = self.ids[:, 0]  # (rows,) the best of the first look
-        self.first_masses: tuple[Array, Array] | None = None  # (rows,) their bounds for top-p
-        self.maximum: NDArray[np.float32]  # (rows,)
-        self.has_one_maximum: NDArray[np.bool_]  # (rows,)
-
-    def begin(self) -> Rounds[None]:
-        """The first look, in one round; where a round is a wait, with all that most rows need."""
-        maxima, every = self._maxima, list(range(len(self._rows)))
-        maximum = maxima.amax(1, keepdim=True)
-        alone = (maxima >= maximum - MARGIN).sum(1) == 1
-        first = gathered(self._scores, ids_of(maxima.argmax(1, keepdim=True)))
-        alone &= (first >= maximum - MARGIN).sum(1) == 1
-        wanted = [maximum[:, 0], alone, *self._best(every, _FIRST_GROUPS)]
-        ahead = is_remote(maxima.device) and any(row.params.top_p < 1.0 for row in self._rows)
-        if ahead:
-            wanted += _leading_mass(self._scores, maxima, every, wanted[2][:, :1], self._rows)
-        found = yield wanted
-        self.maximum, self.has_one_maximum = found[0], found[1]
-        self._keep(every, _FIRST_GROUPS, found[2:6])
-        self.first_ids = self.ids[:, 0].copy()
-        if ahead:
-            self.first_masses = found[6], found[7]
-
-    def is_certain(self, row: int, place: int) -> bool:
-        """The candidate has the next best score of the row, and no other is near."""
-        score, margin = self.scores[row, place], self.margin[row]
-        return bool(score > self._rest[row] + margin and score - self.scores[row, place + 1] > margin)
-
-    def settle(self, which: Sequence[int], place: int) -> Rounds[None]:
-        """Search the groups that may hold better ids than the rows' candidates at this place."""
-        scores = self.scores[which, place]
-        low = np.isfinite(scores) & ~(scores > self._rest[which] + self.margin[which])
-        open_rows = [row for row, is_low in zip(which, low, strict=True) if is_low]
-        if not open_rows:
-            return
-        needed_score = self.scores[open_rows, place] - 2 * self.margin[open_rows]
-        reached = to_device(needed_score, self._bounds.device)[:, None]
-        (needed,) = yield [(some_rows(self._bounds, open_rows) >= reached).sum(1)]
-        order = np.argsort(needed)
-        looks: list[Rounds[None]] = []
-        for part in np.array_split(order, -(-len(order) // _ALIKE)):  # rows that need about as many groups
-            looks.append(self._look(sorted(open_rows[at] for at in part), int(needed[part[-1]])))
-        yield from together(looks)
-
-    def _look(self, which: Sequence[int], num_groups: int) -> Rounds[None]:
-        """Score all ids of the groups with the highest bounds, and keep the best."""
-        found = yield self._best(which, num_groups)
-        self._keep(which, num_groups, found)
-
-    def _best(self, which: Sequence[int], num_groups: int) -> list[Tensor]:
-        """Best ids of these groups, their scores and logits, and the highest bound of the other groups."""
-        rows = to_device(which, self._bounds.device)
-        bounds = some_rows(self._bounds, which)
-        highest = torch.topk(bounds, min(num_groups + 1, bounds.shape[1]))
-        groups = highest.indices[:, :num_groups]
-        ids = ids_of(groups)
-        logits = gathered(self._scores, ids, rows[:, None])
-        scored = logits.double() * some_rows(self._inverse, which) + self._noise.gumbel(groups, rows)
-        best = torch.topk(scored, self.ids.shape[1])
-        return [ids.gather(1, best.indices), best.values, logits.gather(1, best.indices), highest.values[:, -1]]
-
-    def _keep(self, which: Sequence[int], num_groups: int, found: Sequence[Array]) -> None:
-        self.ids[which], self.scores[which], self.logits[which] = found[:3]
-        self._rest[which] = -np.inf if num_groups >= self._bounds.shape[1] else found[3]
-
-
-def _leading_mass(
-    scores: Tensor, maxima: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
+def _mass_before(
+    workspace: Workspace, scores: Tensor, which: Sequence[int], ids: Tensor, rows: Sequence[RowSampling]
 ) -> list[Tensor]:
-    """Bounds as of `_mass`, from the most probable ids alone; all others are bounded by their groups' maxima."""
-    inverse = inverse_temperatures(rows, scores.device)
-    index = to_device(which, scores.device)[:, None]
-    maxima = some_rows(maxima, which)
-    ids = ids.clamp(max=scores.shape[1] - 1)  # a row without a candidate may name one beyond the vocabulary
-    _, leading = largest(scores, maxima, min(_LEADERS, scores.shape[1]), index)
-    best, last, own = leading[:, :1], leading[:, -1:], scores[index, ids]
-    weights = torch.exp((leading - best).double() * inverse)
-    others = torch.exp((torch.minimum(maxima, last) - best).double() * inverse).sum(1) * GROUP
-    known = weights.sum(1)
-    better = torch.where(leading > own + DISTINCT, weights, 0.0).sum(1)
-    its_weight = torch.exp((own - best).double() * inverse)[:, 0]
-    with_near = torch.where(leading >= own - DISTINCT, weights, 0.0).sum(1) - its_weight
-    most = torch.where(own[:, 0] - DISTINCT > last[:, 0], with_near / known, 1.0)
-    return [better / (known + others), most]
+    """Bounds of the mass that comes before ids, one a row: without and with those of a logit that is near."""
+    probs = workspace.softmax(workspace.picked(scores, which), rows)
+    own = probs.gather(1, ids.clamp(max=scores.shape[1] - 1))  # a row without a candidate may name an id beyond
+    temperatures = np.array([min(row.params.temperature, 1.0) for row in rows])
+    near = torch.exp(to_device(DISTINCT / temperatures, probs.device))[:, None].float()
+    return [_sums_above(probs, own * near), _sums_above(probs, own / near) - own[:, 0]]
 
 
 def _sums_above(probs: Tensor, thresholds: Tensor) -> Tensor:

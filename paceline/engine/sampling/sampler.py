@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ from paceline.core.aggregation.weights import (
     sample_mixed_row,
     softmax,
 )
-from paceline.core.sampling.dist import Dist, ProbArray, row_keys
+from paceline.core.sampling.dist import Dist, ProbArray
 from paceline.core.sampling.sampler import (
     HEAD_BY_PROB,
     HEAD_BY_SCORE,
@@ -42,24 +42,21 @@ from paceline.core.sampling.sampler import (
 )
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.noise import UNDERFLOW, GroupNoise, may_revive
+from paceline.engine.sampling.noise import UNDERFLOW, may_revive
+from paceline.engine.sampling.open_sampler import GroupScores
 from paceline.engine.sampling.workspace import (
     Array,
-    Rounds,
+    Pending,
     Workspace,
-    beside,
-    gathered,
+    answers_of,
     group_maxima,
-    ids_of,
     inverse_temperatures,
     is_remote,
     largest,
     process,
-    run,
     some_rows,
     to_device,
     to_host,
-    together,
 )
 from paceline.engine.tensors import dists
 
@@ -67,7 +64,7 @@ _GROUPS = 48  # with the highest bounds, searched for the best scores
 _EVIDENT = 64  # ids of a branch that are read first; rarely are more of them evident
 
 
-def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[RowHead]]:
+def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[RowHead]]:
     """Heads as of `core.sampling.sampler.row_head`. logs: (rows, vocab) log-probabilities after processing.
 
     Which ids a head has may differ from the reference's at its edges; its bounds hold for all that it lacks.
@@ -78,58 +75,55 @@ def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Rounds[list[RowHead]
     drawn = [row for row, wanted in enumerate(rows) if wanted.params.temperature > 0.0]
     by_score: list[Tensor] = []
     if drawn:
-        by_score = _best_scores(some_rows(logs, drawn), some_rows(maxima, drawn), [rows[row] for row in drawn])
-    likely, log_probs, *of_drawn = yield [found, values.double(), *by_score]
-    # At temperature 0 the most probable ids are the best, and bound all others.
-    best, best_logs, scores = (each[:, :HEAD_BY_SCORE].copy() for each in (likely, log_probs, log_probs))
-    max_scores = log_probs[:, -1].copy()
-    for array, some in zip((best, best_logs, scores, max_scores), of_drawn, strict=bool(drawn)):
-        array[drawn] = some
-    heads: list[RowHead] = []
-    for row in range(len(rows)):
-        ids, at = np.unique(np.concatenate((likely[row], best[row])), return_index=True)
-        dist = _dist(ids, np.exp(np.concatenate((log_probs[row], best_logs[row]))[at]))
-        places = np.searchsorted(ids, best[row])
-        if vocab <= HEAD_BY_PROB:
-            heads.append(RowHead(dist, places, scores[row], -math.inf, 0.0))
-        else:
-            max_prob = float(np.exp(log_probs[row, -1]))
-            heads.append(RowHead(dist, places, scores[row], float(max_scores[row]), max_prob))
-    return heads
+        chosen, device = [rows[row] for row in drawn], logs.device
+        inverse = torch.ones((len(drawn), 1), dtype=torch.float64, device=device)
+        scores = GroupScores(some_rows(logs, drawn), some_rows(maxima, drawn), chosen, inverse)
+        by_score = scores.best(range(len(drawn)), _GROUPS, HEAD_BY_SCORE + 1)
+
+    def finish(seen: Sequence[Array]) -> list[RowHead]:
+        likely, log_probs, *of_drawn = seen
+        # At temperature 0 the most probable ids are the best, and bound all others.
+        best, best_logs, scores = (each[:, :HEAD_BY_SCORE].copy() for each in (likely, log_probs, log_probs))
+        max_scores = log_probs[:, -1].copy()
+        if of_drawn:
+            ids, their_scores, logs_of_drawn, others = of_drawn
+            kept = best.shape[1]
+            best[drawn], best_logs[drawn], scores[drawn] = (
+                each[:, :kept] for each in (ids, logs_of_drawn, their_scores)
+            )
+            max_scores[drawn] = np.maximum(their_scores[:, -1], others)
+        heads: list[RowHead] = []
+        for row in range(len(rows)):
+            ids, at = np.unique(np.concatenate((likely[row], best[row])), return_index=True)
+            dist = _dist(ids, np.exp(np.concatenate((log_probs[row], best_logs[row]))[at]))
+            places = np.searchsorted(ids, best[row])
+            if vocab <= HEAD_BY_PROB:
+                heads.append(RowHead(dist, places, scores[row], -math.inf, 0.0))
+            else:
+                max_prob = float(np.exp(log_probs[row, -1]))
+                heads.append(RowHead(dist, places, scores[row], float(max_scores[row]), max_prob))
+        return heads
+
+    return Pending([found, values.double(), *by_score], finish)
 
 
-def _best_scores(logs: Tensor, maxima: Tensor, rows: Sequence[RowSampling]) -> list[Tensor]:
-    """(rows, ids) with the best scores, falling, their log-probabilities and scores, and (rows,) a bound for all
-    others."""
-    keys = row_keys([row.params.seed for row in rows], [row.position for row in rows])
-    noise = GroupNoise(to_device(keys.view(np.int64), logs.device), maxima.shape[1])
-    bounds = maxima.double() - torch.log(noise.least)
-    highest = torch.topk(bounds, min(_GROUPS + 1, bounds.shape[1]))
-    groups = highest.indices[:, :_GROUPS]
-    ids = ids_of(groups)
-    values = gathered(logs, ids)
-    scores = values.double() + noise.gumbel(groups, torch.arange(len(rows), device=logs.device))
-    best = torch.topk(scores, min(HEAD_BY_SCORE + 1, scores.shape[1]))
-    kept = best.indices[:, : min(HEAD_BY_SCORE, logs.shape[1])]
-    others = best.values[:, -1]
-    if highest.values.shape[1] > _GROUPS:
-        others = torch.maximum(others, highest.values[:, _GROUPS])
-    return [ids.gather(1, kept), values.gather(1, kept).double(), best.values[:, : kept.shape[1]], others]
-
-
-def evidence_heads(probs: Tensor) -> Rounds[list[Dist]]:
+def evidence_heads(probs: Tensor) -> Pending[list[Dist]]:
     """What `decayed_evidence` can depend on. probs: (rows, vocab) of one branch."""
-    found, values = largest(probs, group_maxima(probs), min(_EVIDENT, probs.shape[1]))
-    ids, known = yield [found, values.double()]
-    heads: list[Dist] = []
-    for row in range(len(probs)):
-        kept = known[row] > NEGLIGIBLE_PROB
-        if kept.all() and probs.shape[1] > _EVIDENT:
-            places = torch.nonzero(probs[row] > NEGLIGIBLE_PROB)[:, 0]
-            heads.append(_sorted(*to_host([places, probs[row][places].double()])))
-        else:
-            heads.append(_sorted(ids[row][kept], known[row][kept]))
-    return heads
+
+    def finish(found: Sequence[Array]) -> list[Dist]:
+        ids, known = found
+        heads: list[Dist] = []
+        for row in range(len(probs)):
+            kept = known[row] > NEGLIGIBLE_PROB
+            if kept.all() and probs.shape[1] > _EVIDENT:
+                places = torch.nonzero(probs[row] > NEGLIGIBLE_PROB)[:, 0]
+                heads.append(_sorted(*to_host([places, probs[row][places].double()])))
+            else:
+                heads.append(_sorted(ids[row][kept], known[row][kept]))
+        return heads
+
+    ids, values = largest(probs, group_maxima(probs), min(_EVIDENT, probs.shape[1]))
+    return Pending([ids, values.double()], finish)
 
 
 def _sorted(ids: NDArray[np.int64], probs: ProbArray) -> Dist:
@@ -204,25 +198,30 @@ class MixtureSampler:
             mixed = self._mixed("processed", self._processed(scores, places, best, low), weights)
         logs = mixed.log() if mixed is plain_mixture else mixed.log_()
         plain = [msgspec.structs.replace(row, params=_without_temperature(row)) for row in rows]
-        tokens, tops = run(self._sampler.rounds(logs, plain, [True] * len(rows), plain_mixture, low))
+        tokens, tops = self._sampler.decided(logs, plain, [True] * len(rows), plain_mixture, low)
         settled = [
             self._referred(place) if token is None else token for place, token in zip(places, tokens, strict=True)
         ]
         ids = to_device(settled, scores[0].device)[:, None]
         token_probs = torch.cat([each.gather(1, ids) for each in probs], 1).double()
         wanted = [at for at, (each, _) in enumerate(places) if each.request.mixture.heads]
-        (seen_probs, is_low), heads = run(beside(_seen(token_probs, low), _heads(wanted, places, logs, probs)))
+        waiting: list[Pending[Any]] = [Pending([token_probs, low], list)]
+        if wanted:
+            waiting.append(row_heads(some_rows(logs, wanted), [rows[at] for at in wanted]))
+            if any(places[at][0].request.mixture.rescoring for at in wanted):
+                waiting += [evidence_heads(some_rows(branch, wanted)) for branch in probs]
+        (seen_probs, is_low), *of_wanted = answers_of(waiting)
         found = [
             SampledRow(token, top, tuple(each))
             for token, top, each in zip(settled, tops, seen_probs.tolist(), strict=True)
         ]
-        for at, (head, branch_heads) in zip(wanted, heads, strict=True):
+        for at, head, *branch_heads in zip(wanted, *of_wanted, strict=True):
             each, row = places[at]
             # Where float32 may see the allowed ids as equals, or as impossible, there is no head.
             found[at] = msgspec.structs.replace(
                 found[at],
                 head=None if is_low[at] else head,
-                branch_heads=branch_heads if each.request.mixture.rescoring else (),
+                branch_heads=tuple(branch_heads) if each.request.mixture.rescoring else (),
                 dists=partial(_read, each.request, row),
             )
         return found
@@ -319,24 +318,6 @@ def _child_probs(progress: _Progress, row: int, child: int) -> list[float]:
 def _read(request: MixedRows, row: int) -> tuple[Dist, ...]:
     """A row's distribution in each branch."""
     return tuple(dists(branch[row][0][branch[row][1]][None])[0] for branch in request.logits)
-
-
-def _seen(*tensors: Tensor) -> Rounds[Sequence[Array]]:
-    return (yield tensors)
-
-
-def _heads(
-    wanted: Sequence[int], places: Sequence[tuple[_Progress, int]], logs: Tensor, probs: Sequence[Tensor]
-) -> Rounds[list[tuple[RowHead, tuple[Dist, ...]]]]:
-    """The head of each wanted row, and those of its branches. logs: of the processed mixture. probs: of each branch."""
-    if not wanted:
-        return []
-    rows = [places[at][0].request.rows[places[at][1]] for at in wanted]
-    rescored = any(places[at][0].request.mixture.rescoring for at in wanted)
-    branches = [evidence_heads(some_rows(branch, wanted)) for branch in probs if rescored]
-    heads, evident = yield from beside(row_heads(some_rows(logs, wanted), rows), together(branches))
-    by_row: list[tuple[Dist, ...]] = list(zip(*evident, strict=True)) if rescored else [()] * len(wanted)
-    return list(zip(heads, by_row, strict=True))
 
 
 def _mask(scores: Tensor, rows: Sequence[RowSampling]) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,17 +18,13 @@ from paceline.engine.sampling import row_kernel
 
 # Numbers between the host and the device of the logits: what a step needs to see comes in one copy, with one wait.
 #
-# Each way to sample is a generator: it queues its work on the device, yields the tensors that it must see, and
-# continues with them as arrays. `together` lets all of them go as far as they can, then fetches what they wait for at
-# once.
+# Each way to sample queues its work on the device and says which tensors it must see. Few rows need a second look.
 
 
 _ALIGNED = 8  # bytes
 
 Array = NDArray[Any]  # of the dtype of the tensor that was yielded
 Answer = TypeVar("Answer")
-Other = TypeVar("Other")
-Rounds = Generator[Sequence[Tensor], Sequence[Array], Answer]
 
 
 def is_remote(device: torch.device) -> bool:
@@ -74,48 +71,23 @@ def to_host(tensors: Sequence[Tensor]) -> list[Array]:
     ]
 
 
-def run(rounds: Rounds[Answer]) -> Answer:
-    """The answer: one copy for each round."""
-    try:
-        wanted = next(rounds)
-        while True:
-            wanted = rounds.send(to_host(wanted))
-    except StopIteration as done:
-        answer: Answer = done.value
-        return answer
+@dataclass(frozen=True, slots=True)
+class Pending(Generic[Answer]):
+    """An answer that waits for the numbers of tensors."""
+
+    wanted: Sequence[Tensor]
+    finish: Callable[[Sequence[Array]], Answer]
 
 
-def settled(answer: Answer) -> Rounds[Answer]:
-    """An answer that waits for nothing."""
-    yield from ()
-    return answer
+def settled(answer: Answer) -> Pending[Answer]:
+    """One that waits for nothing."""
+    return Pending([], lambda _: answer)
 
 
-def together(waiting: Sequence[Rounds[Answer]]) -> Rounds[list[Answer]]:
-    """The answers of all, whose rounds coincide."""
-    if len(waiting) == 1:
-        return [(yield from waiting[0])]
-    answers: dict[int, Answer] = {}
-    seen: dict[int, Sequence[Array]] = {}
-    while len(answers) < len(waiting):
-        wanted: dict[int, Sequence[Tensor]] = {}
-        for at, each in enumerate(waiting):
-            if at not in answers:
-                try:
-                    wanted[at] = each.send(seen[at]) if seen else next(each)
-                except StopIteration as done:
-                    answers[at] = done.value
-        if wanted:
-            found = iter((yield [tensor for tensors in wanted.values() for tensor in tensors]))
-            seen = {at: [next(found) for _ in tensors] for at, tensors in wanted.items()}
-    return [answers[at] for at in range(len(waiting))]
-
-
-def beside(first: Rounds[Answer], second: Rounds[Other]) -> Rounds[tuple[Answer, Other]]:
-    """Both answers, whose rounds coincide."""
-    waiting = cast("list[Rounds[Answer | Other]]", [first, second])
-    one, other = yield from together(waiting)
-    return cast("Answer", one), cast("Other", other)
+def answers_of(waiting: Sequence[Pending[Any]]) -> list[Any]:
+    """What is wanted for all of them comes in one copy."""
+    found = iter(to_host([tensor for each in waiting for tensor in each.wanted]))
+    return [each.finish([next(found) for _ in each.wanted]) for each in waiting]
 
 
 # Changes of logits before sampling: constraint, repetition penalty, bias, penalties and temperature.

@@ -14,7 +14,7 @@ from paceline.core.sampling.dist import gumbel
 from paceline.core.sampling.sampler import HEAD_ERROR, RowSampling, SamplingParams
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler, evidence_heads
-from paceline.engine.sampling.workspace import run
+from paceline.engine.sampling.workspace import answers_of
 from tests.engine.sampling.test_batch_sampler import LOGITS, USUAL, Draw, Options, random_row
 
 
@@ -133,7 +133,7 @@ def test_a_branch_with_many_evident_ids_loses_none() -> None:
     """Two hundred equal probabilities: more than are read first."""
     logits = torch.full((1, 5000), -30.0)
     logits[0, 100:300] = 0.0
-    (head,) = run(evidence_heads(torch.softmax(logits, -1)))
+    ((head,),) = answers_of([evidence_heads(torch.softmax(logits, -1))])
     assert head.ids.tolist() == list(range(100, 300))
     assert head.tail == pytest.approx(0.0, abs=1e-5)
     assert evidence_head(head) is head

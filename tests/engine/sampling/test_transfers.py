@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from paceline.core.sampling.sampler import RowSampling, SamplingParams, sample_row
 from paceline.engine.sampling import batch_sampler, noise, open_sampler, workspace
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.workspace import Rounds, beside, run, to_host, together
+from paceline.engine.sampling.workspace import to_host
 from paceline.engine.tensors import dists
 from tests.engine.sampling.test_batch_sampler import peaked
 
@@ -46,7 +46,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (batch_sampler, noise, open_sampler, workspace):
         monkeypatch.setattr(module, "is_remote", lambda _: True)
-    monkeypatch.setattr(workspace, "to_host", counted)
+    for module in (open_sampler, workspace):
+        monkeypatch.setattr(module, "to_host", counted)
     return seen
 
 
@@ -81,17 +82,3 @@ def test_flat_rows_look_again_and_have_the_tokens_of_the_reference(copies: list[
     assert 1 < len(copies) < 20
     expected = [sample_row(dist, each).token for dist, each in zip(dists(logits), rows, strict=True)]
     assert [each.token for each in found] == expected
-
-
-def test_rounds_of_several_coincide(copies: list[int]) -> None:
-    def counted(rounds: int) -> Rounds[int]:
-        total = 0
-        for number in range(rounds):
-            (found,) = yield [torch.tensor([number])]
-            total += int(found[0])
-        return total
-
-    assert run(together([counted(3), counted(0), counted(4)])) == [3, 0, 6]
-    assert copies == [2, 2, 2, 1]
-    assert run(beside(counted(2), together([counted(1)]))) == (1, [0])
-    assert copies[4:] == [2, 1]
