@@ -535,10 +535,7 @@ def at_rest(settings: NodeSettings) -> Found:
     from paceline.sealing import StoreKey, answers_key, system_keyring
 
     if not settings.encrypt_documents:
-        return (
-            "ok",
-            f"documents and responses stay as they are on the disk: {settings.docs_dir} (encrypt_documents)",
-        )
+        return ("ok", f"documents and responses stay as they are on the disk: {settings.docs_dir} (encrypt_documents)")
     where, answers = StoreKey(settings.docs_dir), answers_key(settings.state_dir)
     if where.path.exists():
         where.read()

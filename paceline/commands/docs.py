@@ -73,8 +73,7 @@ def add(
         ),
     ] = False,
     verbose: Annotated[
-        bool,
-        typer.Option("--verbose", help="with --sync: list unchanged and skipped files too, not only changes"),
+        bool, typer.Option("--verbose", help="with --sync: list unchanged and skipped files too, not only changes")
     ] = False,
     side: Side = "device",
     store: Store = None,

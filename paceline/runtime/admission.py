@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,58 +19,83 @@ from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, G
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.output_text import is_refusal
 
-# An answer for which documents are searched for again as it grows: a session for each stretch of it.
-#
-# What both sides found for one stretch decides its tokens alone, so a text depends on where searches are, which is
-# every so many tokens, and not on drafts, times or losses. The client sees one answer. Not handled: drafts across a
-# search. At its end a stretch is decided before the next search begins, so that every search costs a round trip, the
-# search, and the forward of what it finds.
 
+class InTurn(ABC):
+    """Generation of one answer whose parts are written one after the other."""
 
-GoOn = Callable[[ClientSession], Awaitable[ClientSession]]
+    between = ""  # parts
 
+    def __init__(self, first: Generation) -> None:
+        self._part = first
 
-class Stretches:
-    """Generation of one answer, of one stretch or more."""
+    @abstractmethod
+    async def following(self, ended: list[GenerationResult]) -> Generation | None:
+        """The part behind those that have ended, whose last result it may change. Raises PacelineError."""
 
-    def __init__(self, session: ClientSession, go_on: GoOn) -> None:
-        """go_on: prepares the stretch after one that has ended. Raises PacelineError."""
-        self.session = session
-        self._go_on = go_on
+    @abstractmethod
+    def result(self, ended: Sequence[GenerationResult]) -> GenerationResult:
+        """Of the whole answer."""
 
     @property
     def prompt_tokens(self) -> int:
-        return self.session.prompt_tokens
+        return self._part.prompt_tokens
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
         ended: list[GenerationResult] = []
-        while True:
-            async with aclosing(self.session.run()) as events:  # type: ignore[type-var]  # every one is a generator
+        part: Generation | None = self._part
+        while part is not None:
+            self._part, before = part, self.between if ended else ""
+            async with aclosing(part.run()) as events:  # type: ignore[type-var]  # every one is a generator
                 async for event in events:
+                    if before:  # not earlier: a client that reads slowly has a place meanwhile
+                        yield TextDelta(before, 0)
+                        before = ""
                     if isinstance(event, GenerationResult):
                         ended.append(event)
                     else:
                         yield event
-            if not self.session.goes_on:
-                break
-            self.session = await self._go_on(self.session)
-        done = joined(ended)
-        if is_refusal(self.session.written.said, self.session.prepared.refusals):  # of which a stretch may be a part
-            done = replace(done, citations=())
-        yield done
+            part = await self.following(ended)
+        yield self.result(ended)
 
     async def aclose(self) -> None:
-        await self.session.aclose()
+        await self._part.aclose()
 
 
-# An answer to a question in parts: each is answered in turn, by a search of its own and by whom it finds.
-#
-# One context or one mixture for all of it goes on with the part that it has begun with, and leaves the other out or
-# fills it from the wrong document. Each part's text is that of the part asked alone, with a seed of its own.
+class Stretches(InTurn):
+    """An answer of one stretch or more: one for which documents are searched for again as it grows, or that is handed
+    over, has a session for each.
+
+    What both sides found for one stretch decides its tokens alone, so a text depends on where searches are, which is
+    every so many tokens, and not on drafts, times or losses. Not handled: drafts across a search. At its end a stretch
+    is decided before the next search begins, so that every search costs a round trip, the search, and the forward of
+    what it finds.
+    """
+
+    def __init__(self, session: ClientSession, go_on: Callable[[ClientSession], Awaitable[ClientSession]]) -> None:
+        """go_on: prepares the stretch after one that has ended. Raises PacelineError."""
+        super().__init__(session)
+        self._session = session
+        self._go_on = go_on
+
+    async def following(self, ended: list[GenerationResult]) -> Generation | None:  # noqa: ARG002
+        if not self._session.goes_on:
+            return None
+        self._session = await self._go_on(self._session)
+        return self._session
+
+    def result(self, ended: Sequence[GenerationResult]) -> GenerationResult:
+        refuses = is_refusal(self._session.written.said, self._session.prepared.refusals)  # a stretch may be a part
+        return replace(joined(ended), citations=()) if refuses else joined(ended)
 
 
-class Parts:
-    """Generation of such an answer, as if it were one."""
+class Parts(InTurn):
+    """An answer to a question in parts: each is answered in turn, by a search of its own and by whom it finds.
+
+    One context or one mixture for all of it goes on with the part that it has begun with, and leaves the other out or
+    fills it from the wrong document. Each part's text is that of the part asked alone, with a seed of its own.
+    """
+
+    between = BETWEEN
 
     def __init__(
         self,
@@ -78,39 +104,24 @@ class Parts:
         prepare: Callable[[GenerateRequest], Awaitable[Generation]],
     ) -> None:
         """first: of the first part. later: requests of the others, which `prepare` begins."""
-        self._part, self._later, self._prepare = first, later, prepare
+        super().__init__(first)
+        self._later, self._prepare = [*later], prepare
 
-    @property
-    def prompt_tokens(self) -> int:
-        return self._part.prompt_tokens
+    async def following(self, ended: list[GenerationResult]) -> Generation | None:
+        if not self._later or ended[-1].reason != "stop" or ended[-1].stop:
+            return None
+        request = self._later.pop(0)
+        if (limit := request.output.max_tokens) is not None:
+            left = limit - sum(part.completion_tokens for part in ended)
+            if left <= 0:
+                ended[-1] = replace(ended[-1], reason="length")
+                return None
+            request = replace(request, output=replace(request.output, max_tokens=left))
+        return await self._prepare(request)
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
-        ended: list[GenerationResult] = []
-        for following in (*self._later, None):
-            begins = bool(ended)
-            async with aclosing(self._part.run()) as events:  # type: ignore[type-var]  # every one is a generator
-                async for event in events:
-                    if begins:  # not before: a client that reads slowly has a place meanwhile
-                        begins = False
-                        yield TextDelta(BETWEEN, 0)
-                    if isinstance(event, GenerationResult):
-                        ended.append(event)
-                    else:
-                        yield event
-            if following is None or ended[-1].reason != "stop" or ended[-1].stop:
-                break
-            if (limit := following.output.max_tokens) is not None:
-                left = limit - sum(part.completion_tokens for part in ended)
-                if left <= 0:
-                    ended[-1] = replace(ended[-1], reason="length")
-                    break
-                following = replace(following, output=replace(following.output, max_tokens=left))
-            self._part = await self._prepare(following)
+    def result(self, ended: Sequence[GenerationResult]) -> GenerationResult:
         reasons = "; ".join(dict.fromkeys(part.strategy_reason for part in ended))
-        yield replace(joined(ended), strategy_reason=f"each part of the question is answered in turn: {reasons}")
-
-    async def aclose(self) -> None:
-        await self._part.aclose()
+        return replace(joined(ended), strategy_reason=f"each part of the question is answered in turn: {reasons}")
 
 
 def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
@@ -155,11 +166,6 @@ def _sum(uses: Sequence[EnergyUse]) -> EnergyUse:
     return total
 
 
-# Places of answers under way: how many there are, who waits for one, and the refusal.
-#
-# Shared by the nodes of all models of a program.
-
-
 MAX_ANSWERS: Final = 1152  # at once, of which one owner may have 1,024; further requests get 429
 MAX_WAITING: Final = 1024  # requests at once
 ROOM_S: Final = 0.05  # a request waits for a place: one that is given back is not empty until somebody asks again
@@ -167,7 +173,10 @@ RETRY_AFTER_S: Final = 1
 
 
 class AnswerPlaces:
-    """Belongs to one event loop. An owner of "" is everybody without a key, and has no place kept for it."""
+    """Places of answers under way, of all models of a program: how many there are, who waits for one, and the refusal.
+
+    Belongs to one event loop. An owner of "" is everybody without a key, and has no place kept for it.
+    """
 
     def __init__(self) -> None:
         self._queue = FairQueue(MAX_ANSWERS, waiting=MAX_WAITING)

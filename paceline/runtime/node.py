@@ -28,16 +28,9 @@ from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.proof import Prover
+from paceline.runtime.reading import Reading
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import (
-    Explanation,
-    GenerateRequest,
-    Generation,
-    LinkStatus,
-    Load,
-    ModelStatus,
-    Readiness,
-)
+from paceline.runtime.service import GenerateRequest, Generation, LinkStatus, Load, ModelStatus, Readiness
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.texts import NodeTexts
 from paceline.runtime.units import OUTSIDE
@@ -85,7 +78,7 @@ class Beside:
     library: Library | None
     places: AnswerPlaces
     peers: Peers | None  # None: the model has another tokenizer, and writes alone
-    alone: Callable[[], str]  # see `Preparation`
+    alone: Callable[[], str]  # see `Reading`
 
 
 class Node(NodeTexts):
@@ -120,10 +113,10 @@ class Node(NodeTexts):
         peers = partial(Peers, self._resources, self._clients, self._run, self._asks, self._admit)
         self._peers = peers() if joined is None else joined
         self._places = AnswerPlaces() if beside is None else beside.places
-        alone = None if beside is None else beside.alone
-        self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, alone=alone)
-        self.wait_for_room, self.check = self._places.wait_for_room, self._preparation.check
-        self.prove = Prover(self._resources, self._peers, self._preparation, self._places).prove
+        reading = Reading(self._resources, self._peers, self._clients, None if beside is None else beside.alone)
+        self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, reading)
+        self.wait_for_room, self.check, self.explain = self._places.wait_for_room, reading.check, reading.explain
+        self.prove = Prover(self._resources, self._peers, self._preparation, reading, self._places).prove
         self.on_link = self._peers.on_link
         admit = partial(self._preparation.prepare, in_workflow=True)
         endpoint = parts.company.outside
@@ -217,9 +210,6 @@ class Node(NodeTexts):
             detail["equal_weights"] = unlike
         lost = {} if self.lost is None else {"engine": str(self.lost)}
         return Readiness(self.lost is None, {**detail, **lost})
-
-    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
-        return await self._preparation.explain(request, key)
 
     async def confirm(self, owner: str, document: str) -> str:
         resources = self._resources

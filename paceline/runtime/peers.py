@@ -54,12 +54,7 @@ class Peers:
     """Belongs to the event loop. clients: sessions of this side's own clients, told of links."""
 
     def __init__(
-        self,
-        resources: Resources,
-        clients: Collection[ClientSession],
-        run: Background,
-        asks: CloudAsks,
-        admit: Admit,
+        self, resources: Resources, clients: Collection[ClientSession], run: Background, asks: CloudAsks, admit: Admit
     ) -> None:
         """asks: the gate for openings of a cloud. admit: see `TextServer`."""
         self._resources = resources

@@ -17,26 +17,20 @@ from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.thinking import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.store.readable import Readable
-from paceline.runtime.admission import Parts, Stretches
+from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
 from paceline.runtime.link.connection import Link
+from paceline.runtime.peers import Peers
 from paceline.runtime.policy import HeldAnswer
 from paceline.runtime.questions import parts_asked, unanswered_form
 from paceline.runtime.reading import Begun, Read, Reading
-from paceline.runtime.resources import without_drafts
+from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import BegunSession, ClientSession
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest, model_id
-from paceline.runtime.sessions.prompts import (
-    PromptSet,
-    query_with_text,
-)
-from paceline.runtime.sessions.routing import (
-    PLAIN,
-    choose,
-    wish_of,
-)
+from paceline.runtime.sessions.prompts import PromptSet, query_with_text
+from paceline.runtime.sessions.routing import PLAIN, choose, wish_of
 from paceline.runtime.sessions.timeline import Timeline
 from paceline.runtime.terms import (
     UNANSWERED_REASON,
@@ -49,13 +43,7 @@ from paceline.runtime.terms import (
     searched_once,
     weighed,
 )
-from paceline.strategies.base import (
-    Machine,
-    MachineConfig,
-    PeerTerms,
-    Seat,
-    other,
-)
+from paceline.strategies.base import Machine, MachineConfig, PeerTerms, Seat, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import stretch_of
 
@@ -64,8 +52,16 @@ log = logging.getLogger("paceline.node")
 _TAIL = 64  # tokens at the end of a prompt: more than a template writes between a message and the answer
 
 
-class Preparation(Reading):
+class Preparation:
     """Belongs to the event loop of the node."""
+
+    def __init__(
+        self, resources: Resources, peers: Peers, places: AnswerPlaces, clients: set[ClientSession], reading: Reading
+    ) -> None:
+        """clients: the sessions under way."""
+        self._resources, self._peers, self._places = resources, peers, places
+        self._clients, self._reading = clients, reading
+        self.preparing = 0  # admitted requests without a session yet
 
     async def prepare(
         self, request: GenerateRequest, *, in_workflow: bool = False, timeline: Timeline | None = None
@@ -77,11 +73,13 @@ class Preparation(Reading):
         with self._place(request.account.owner, timeline, anyhow=in_workflow) as egress:
             if not in_workflow:
                 self._resources.guard.refuse_spent()
-            begun = await self._begin(request)
+            begun = await self._reading.begin(request)
             first, *later = (
                 [begun.request]
                 if in_workflow
-                else parts_asked(begun.request, begun.context, self._resources.tokenizer, self._max_tokens_default)
+                else parts_asked(
+                    begun.request, begun.context, self._resources.tokenizer, self._reading.max_tokens_default
+                )
             )
             written = await self._write(begun, first, egress)
         return Parts(written, later, partial(self.prepare, in_workflow=True, timeline=timeline)) if later else written
@@ -96,20 +94,20 @@ class Preparation(Reading):
         plain = replace(request, sources=replace(request.sources, workflow=None, passages=()))
         with self._place(request.account.owner) as egress:
             guard.refuse_spent()
-            begun = await self._begin(plain)
+            begun = await self._reading.begin(plain)
             if guard.policy:  # what the question finds decides before anything leaves
                 searched = replace(begun.request, sources=replace(begun.request.sources, passages=None))
-                found = await self._found(begun, searched)
-                begun = self._narrowed(begun, begun.request, found)
+                found = await self._reading.found(begun, searched)
+                begun = self._reading.narrowed(begun, begun.request, found)
                 begun = replace(begun, held=guard.for_client(begun.held, request.account.owner, found.asked))
-            read = await self._read(begun, begun.request, egress)
+            read = await self._reading.read(begun, begun.request, egress)
             await self._decided(begun, egress, read)
         held = begun
 
         async def answer(asked: GenerateRequest) -> Generation:
             with self._place(asked.account.owner, self._timeline(asked), anyhow=True) as egress:
                 same = held.peer == self._peers.peer_for(asked)  # else one has come or gone meanwhile
-                begun = held if same else replace(await self._begin(asked), held=held.held)
+                begun = held if same else replace(await self._reading.begin(asked), held=held.held)
                 return await self._write(begun, asked, egress)
 
         return replace(request, joining=held.request.joining, strategy=held.request.strategy), answer
@@ -151,8 +149,8 @@ class Preparation(Reading):
         """An answer that has begun, in its first session."""
         shared = request.prompt.shared or SharedPrompt()
         if shared.prompts is None:
-            shared.prompts = await self._read(begun, request, egress)
-        begun = self._narrowed(begun, request, shared.prompts)
+            shared.prompts = await self._reading.read(begun, request, egress)
+        begun = self._reading.narrowed(begun, request, shared.prompts)
         guard, prepared = self._resources.guard, await self._decided(begun, egress, shared.prompts)
         tried = begun_alone(prepared, begun.context, self._resources, begun.peer[1])
         session = self._session(tried or prepared, begun.removals, egress)
@@ -179,7 +177,7 @@ class Preparation(Reading):
         if thinking is not None and (mask is not None or thinking.budget is not None):
             form = replace(request.output.constraint or Constraint("text"), thinking=thinking)
             request = replace(request, output=replace(request.output, constraint=form))
-            mask = await self._mask(request)
+            mask = await self._reading.mask(request)
         choice = choose(begun.found, replace(begun.context, wish=wish_of(request), passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         if egress.timeline is not None:
@@ -229,7 +227,7 @@ class Preparation(Reading):
             refusals=resources.info.refusals,
             nothing_found=nothing_found(begun.context, strategy),
             writer=begun.context.larger,
-            costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._of_cloud,
+            costs=resources.costs if not strategy.needs_peer else None if prompts.passages else self._reading.of_cloud,
             held=begun.held.holds != "open",
         )
 
@@ -272,7 +270,7 @@ class Preparation(Reading):
         readable = resources.readable(request.account.owner, level=level)
         for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
             reading = replace(request, sources=replace(request.sources, documents=documents))
-            found = await self.prompts(reading, readable, query=query, length=end)
+            found = await self._reading.prompts(reading, readable, query=query, length=end)
             prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
             share = resources.claim(rows, end - length)
@@ -349,9 +347,7 @@ class Preparation(Reading):
             lifetime = "answer" if prepared.held else lifetime_of(request, prepared.prompts, strategy, resources.side)
             table = resources.table(request.account.owner, lifetime, removals)
         top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
-        told = (
-            resources.worker.told and strategy.name == PLAIN and top is not None
-        )  # the likeliest ids come with a token
+        told = resources.worker.told and strategy.name == PLAIN and top is not None  # ids come with their token
         config = MachineConfig(
             Seat(resources.side, faces_client=True, targets=() if written is None else tuple(written.tokens)),
             resources.rules(
@@ -379,4 +375,6 @@ class Preparation(Reading):
     def _limit(self, request: GenerateRequest, prompts: PromptSet) -> int:
         """Maximum of output tokens, clamped to the context, as in OpenAI's API."""
         room = self._resources.max_positions - prompts.longest
-        return min(request.output.max_tokens or self._max_tokens_default or request.output.default_tokens or room, room)
+        return min(
+            request.output.max_tokens or self._reading.max_tokens_default or request.output.default_tokens or room, room
+        )

@@ -30,6 +30,7 @@ from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
+from paceline.runtime.reading import Reading
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     AnswerProof,
@@ -78,8 +79,11 @@ class Again:
 class Prover:
     """Belongs to the event loop of its node. One answer is computed at a time, of owners in turn."""
 
-    def __init__(self, resources: Resources, peers: Peers, preparation: Preparation, places: AnswerPlaces) -> None:
-        self._resources, self._peers, self._preparation, self._places = resources, peers, preparation, places
+    def __init__(
+        self, resources: Resources, peers: Peers, preparation: Preparation, reading: Reading, places: AnswerPlaces
+    ) -> None:
+        self._resources, self._peers, self._places = resources, peers, places
+        self._preparation, self._reading = preparation, reading
         self._turns = Turnstile(1)
 
     async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
@@ -185,9 +189,7 @@ class Prover:
             borrowed = await self._passages(asked, record, text, record.borrowed)
             if borrowed is None:
                 raise NotProvableError("Passages of the cloud that it has read cannot be had now, or are others.")
-            prompts = await self._preparation.prompts(
-                asked, resources.store, borrowed, length=end if record.start else 0
-            )
+            prompts = await self._reading.prompts(asked, resources.store, borrowed, length=end if record.start else 0)
             if [hashed(branch.prompt) for branch in prompts.branches] == [prompt for prompt, _ in record.prompts]:
                 weighed = zip(prompts.branches, record.prompts, strict=True)
                 branches = tuple(Branch(branch.prompt, score) for branch, (_, score) in weighed)

@@ -18,7 +18,6 @@ from paceline.errors import RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
-from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
 from paceline.runtime.policy import NAMED
@@ -26,12 +25,7 @@ from paceline.runtime.resources import Resources
 from paceline.runtime.service import Explanation, GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.prompts import (
-    PromptSet,
-    prompts_of,
-    raw_prompt,
-    too_long,
-)
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of, raw_prompt, too_long
 from paceline.runtime.sessions.remote import passages_for
 from paceline.runtime.sessions.routing import (
     JOINT,
@@ -46,12 +40,7 @@ from paceline.runtime.sessions.routing import (
     peer_missing,
     wish_of,
 )
-from paceline.strategies.base import (
-    JOINT_LEVELS,
-    RoutingContext,
-    SideFacts,
-    other,
-)
+from paceline.strategies.base import JOINT_LEVELS, RoutingContext, SideFacts, other
 from paceline.strategies.registry import STRATEGIES
 
 MIN_ANSWER_TOKENS = 256  # reserved beside documents for an answer without a limit, if the context is long enough
@@ -82,27 +71,19 @@ class Read(NamedTuple):
 
 
 class Reading:
-    """Belongs to the event loop of the node."""
+    """What answers of one model read. Belongs to the event loop of the node."""
 
     def __init__(
-        self,
-        resources: Resources,
-        peers: Peers,
-        places: AnswerPlaces,
-        clients: set[ClientSession],
-        *,
-        alone: Callable[[], str] | None = None,
+        self, resources: Resources, peers: Peers, clients: set[ClientSession], alone: Callable[[], str] | None = None
     ) -> None:
         """clients: the sessions under way. alone: why none of the peers takes part now, as the end of a sentence;
         empty, or None: one may."""
         self._resources = resources
         self._peers = peers
-        self._places = places
         self._clients = clients
-        self.preparing = 0  # admitted requests without a session yet
-        self._max_tokens_default = resources.parts.offer.max_tokens
+        self.max_tokens_default = resources.parts.offer.max_tokens
+        self.of_cloud = Costs({VERIFIED: 1.0, JOINT: 1.2})  # a device's ways to its cloud's text
         self._alone = alone or str  # without words
-        self._of_cloud = Costs({VERIFIED: 1.0, JOINT: 1.2})  # a device's ways to its cloud's text
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:
         """Raises RequestError for a raw-token request that `prepare` would refuse. room: positions the prompt must
@@ -120,9 +101,9 @@ class Reading:
                 raise RequestError("This key may not ask for another.", status=403, code="policy_forbids", param="key")
             request = replace(request, account=replace(request.account, owner=NAMED + key))
         guard.refuse_spent()
-        begun = await self._begin(request)
-        read = await self._found(begun, begun.request)
-        begun = self._narrowed(begun, begun.request, read)
+        begun = await self.begin(request)
+        read = await self.found(begun, begun.request)
+        begun = self.narrowed(begun, begun.request, read)
         request, number = begun.request, read.prompts.num_passages
         choice = choose(begun.found, replace(begun.context, wish=wish_of(request), passages=number))
         level, joint = request.joining.privacy, STRATEGIES[choice.strategy].needs_peer
@@ -142,7 +123,7 @@ class Reading:
         document = readable.of(passage) if isinstance(readable, Readable) else None
         return () if document is None else tuple(map(str, document.rules))
 
-    async def _begin(self, request: GenerateRequest) -> Begun:
+    async def begin(self, request: GenerateRequest) -> Begun:
         resources, side = self._resources, self._resources.side
         guard, held = resources.guard, Decision(request.joining.privacy)
         readable = resources.readable(request.account.owner)
@@ -165,14 +146,14 @@ class Reading:
         if found[0].missing and request.joining.on_loss != "continue":
             how = "is not there" if link is None or link.strategies else f"takes no part, as {UNLIKE}"
             raise peer_missing(other(side), self._peers.absence(request), how)
-        mask = await self._mask(request)  # what cannot be kept is refused before documents are searched
+        mask = await self.mask(request)  # what cannot be kept is refused before documents are searched
         return Begun(request, held, readable, peer, barred, removals, context, found, mask)
 
     def _documents(self, selection: Selection, readable: Readable | DocumentStore | None) -> tuple[int, int]:
         narrowed = readable.selection(selection) if isinstance(readable, Readable) else selection
         return self._resources.documents(narrowed)
 
-    def _narrowed(self, begun: Begun, request: GenerateRequest, read: Read) -> Begun:
+    def narrowed(self, begun: Begun, request: GenerateRequest, read: Read) -> Begun:
         """With this request of it at the level that is right for what was found. Raises RequestError where that is
         not what the request wants."""
         held = begun.held.narrowed(causes_of(read.rules), self._resources.side, holds=True)
@@ -182,18 +163,18 @@ class Reading:
         context = replace(begun.context, wish=wish_of(narrower))
         return replace(begun, request=narrower, held=held, context=context, found=candidates(context))
 
-    async def _found(self, begun: Begun, request: GenerateRequest) -> Read:
+    async def found(self, begun: Begun, request: GenerateRequest) -> Read:
         """What this side finds, before anything is asked of the other side."""
         prompts, readable = await self.prompts(request, begun.readable), begun.readable
         if not isinstance(readable, Readable):
             return Read(prompts, (), (), {})
         return Read(prompts, (), await asyncio.to_thread(readable.rules, prompts.passages), readable.asked)
 
-    async def _read(self, begun: Begun, request: GenerateRequest, egress: Egress) -> Read:
+    async def read(self, begun: Begun, request: GenerateRequest, egress: Egress) -> Read:
         """What is read for this request, a query of the other side included where the level lets one leave."""
         began, timeline = asyncio.get_running_loop().time(), egress.timeline
-        read = await self._found(begun, request)
-        prompts, request = read.prompts, self._narrowed(begun, request, read).request
+        read = await self.found(begun, request)
+        prompts, request = read.prompts, self.narrowed(begun, request, read).request
         if timeline is not None and request.sources.documents:
             timeline.note("search", prompts.num_passages, since=began)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
@@ -210,7 +191,7 @@ class Reading:
             prompts = await self.prompts(request, begun.readable, peer_passages)
         return read._replace(prompts=prompts, peer_passages=peer_passages)
 
-    async def _mask(self, request: GenerateRequest) -> Mask | None:
+    async def mask(self, request: GenerateRequest) -> Mask | None:
         constraint = request.output.constraint
         return None if constraint is None else await self._resources.mask(constraint, request.account.owner)
 
@@ -220,7 +201,7 @@ class Reading:
         peer = None if link is None else link.peer
         resources = self._resources
         answers = 1 + len(self._clients)
-        own, costs = resources.facts(own_documents, answers), self._of_cloud.among(answers)
+        own, costs = resources.facts(own_documents, answers), self.of_cloud.among(answers)
         return RoutingContext(
             resources.side,
             wish_of(request),
@@ -245,7 +226,7 @@ class Reading:
         resources, positions = self._resources, self._resources.max_positions
         if request.prompt.tokens is not None:
             return raw_prompt(request.prompt.tokens, positions, resources.vocab_size)
-        default = self._max_tokens_default or min(MIN_ANSWER_TOKENS, positions // 8)
+        default = self.max_tokens_default or min(MIN_ANSWER_TOKENS, positions // 8)
         work = partial(
             prompts_of,
             request.prompt.messages,

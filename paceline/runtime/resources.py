@@ -39,7 +39,7 @@ from paceline.runtime.sessions.mask_threads import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.sessions.routing import ALONE, STAGED, Costs
 from paceline.runtime.turnstile import Turnstile
-from paceline.runtime.units import NodeUnits, PlainWork
+from paceline.runtime.units import NodeUnits, PlainWork, UnitRegistry
 from paceline.strategies.base import (
     Branch,
     DraftingMeans,
@@ -148,8 +148,9 @@ class Resources:
         computing = parts.computing
         self.parts = parts
         units = computing.units or NodeUnits()
-        self.registry = units.registry(
+        self.registry = UnitRegistry(
             side,
+            units,
             web=web,
             cloud=side == "device" and parts.company.cloud_texts,
             outside=side == "device" and parts.company.outside is not None,

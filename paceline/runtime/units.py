@@ -7,10 +7,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from paceline.core.side import Zone
@@ -22,8 +22,6 @@ from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_
 from paceline.workflow.graph import ProcessingUnit
 
 T = TypeVar("T")
-
-# Cores of this machine that a thread may be kept on, where the system supports that.
 
 
 def pin(cores: Set[int]) -> None:
@@ -42,8 +40,6 @@ def settle(cores: Set[int], least: int = 0) -> None:
 
 # A lane is one sequence's place in the engine's steps: launches on several lanes are batched, and slow each other down
 # as units of one memory do. A host unit is one thread, on cores of its own where those are given.
-
-
 ENGINE: Final = "engine"  # kind of a lane
 HOST: Final = "cpu"
 LINK: Final = "link"
@@ -76,37 +72,32 @@ class NodeUnits:
 
     hosts: tuple[HostUnit, ...] = (HostUnit("cpu"),)
     lanes: int = LANES
-    engine: str = ENGINE
+    engine: str = ENGINE  # name of its lanes
     engine_cores: frozenset[int] = frozenset()
 
-    def registry(self, zone: Zone, *, web: bool = False, cloud: bool = False, outside: bool = False) -> UnitRegistry:
-        """web, cloud, outside: see `UnitRegistry`."""
-        return UnitRegistry(zone, self.lanes, self.hosts, web=web, cloud=cloud, outside=outside, engine=self.engine)
 
-
-@dataclass(slots=True)
 class UnitRegistry:
     """All units of one node. `close` ends the threads.
 
-    engine: name of its lanes. web: pages can be searched for and fetched. cloud: the cloud's model may write texts, for
-    a device. outside: likewise a stranger's endpoint. The link, the cloud, strangers and the web are units that are
-    waited for, and take none of this host's time.
+    The link, the cloud, strangers and the web are units that are waited for, and take none of this host's time.
     """
 
-    zone: Zone
-    lanes: int = LANES
-    hosts: Sequence[HostUnit] = (HostUnit("cpu"),)
-    web: bool = False
-    cloud: bool = False
-    outside: bool = False
-    engine: str = ENGINE
-    units: tuple[ProcessingUnit, ...] = field(init=False)
-    under_way: Counter[str] = field(init=False, default_factory=Counter)  # launches of each host unit
-    _threads: dict[str, ThreadPoolExecutor] = field(init=False)
-    _left: set[Future[Any]] = field(init=False, default_factory=set)  # that nobody waits for any more
-
-    def __post_init__(self) -> None:
-        """Raises ValueError for cores that this process may not use."""
+    def __init__(
+        self,
+        zone: Zone,
+        found: NodeUnits | None = None,
+        *,
+        web: bool = False,
+        cloud: bool = False,
+        outside: bool = False,
+    ) -> None:
+        """web: pages can be searched for and fetched. cloud: the cloud's model may write texts, for a device. outside:
+        likewise a stranger's endpoint. Raises ValueError for cores that this process may not use."""
+        found = found or NodeUnits()
+        self.zone = zone
+        self.hosts = found.hosts
+        self.under_way = Counter[str]()  # launches of each host unit
+        self._left = set[Future[Any]]()  # that nobody waits for any more
         allowed = cores()
         if wrong := {core for host in self.hosts for core in host.cores} - allowed:
             raise ValueError(f"this process may not run on the cores {sorted(wrong)}; it may on {sorted(allowed)}")
@@ -114,17 +105,17 @@ class UnitRegistry:
             raise ValueError(f"no unit does {' and '.join(sorted(missing))}")
         tasks: dict[Task, str] = {"embed": EMBED.model, "rerank": SCORE.model, "search": SEARCH.model}
         units = [
-            ProcessingUnit(host.name, host.kind, frozenset(tasks[task] for task in host.does), self.zone, "host")
+            ProcessingUnit(host.name, host.kind, frozenset(tasks[task] for task in host.does), zone, "host")
             for host in self.hosts
         ]
-        for name, kind, models, zone, count in (
-            (self.engine, ENGINE, {WRITE.model, ANSWER.model}, self.zone, self.lanes),
+        for name, kind, models, where, count in (
+            (found.engine, ENGINE, {WRITE.model, ANSWER.model}, zone, found.lanes),
             (LINK, LINK, {SEARCH_FAR.model}, "cloud", SEARCHES),
-            (CLOUD, CLOUD, {WRITE.model}, "cloud", TEXTS if self.cloud else 0),
-            (OUTSIDE, OUTSIDE, {WRITE.model}, "cloud", TEXTS if self.outside else 0),
-            ("web", "web", {FETCH.model}, "cloud", PAGES if self.web else 0),
+            (CLOUD, CLOUD, {WRITE.model}, "cloud", TEXTS if cloud else 0),
+            (OUTSIDE, OUTSIDE, {WRITE.model}, "cloud", TEXTS if outside else 0),
+            ("web", "web", {FETCH.model}, "cloud", PAGES if web else 0),
         ):
-            units += [ProcessingUnit(f"{name} {n}", kind, frozenset(models), zone, kind) for n in range(count)]
+            units += [ProcessingUnit(f"{name} {n}", kind, frozenset(models), where, kind) for n in range(count)]
         self.units = tuple(units)
         self._threads = {host.name: _thread(host) for host in self.hosts}
 
@@ -155,17 +146,16 @@ def _thread(host: HostUnit) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, f"unit {host.name}", initializer=settle, initargs=(host.cores, 1))
 
 
-# Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
-#
-# It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores. It is done on
-# the unit with least under way of those that do such work, and where there is more than threads, in turns of owners.
-
-
 THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more
 
 
 class PlainWork:
-    """Belongs to the event loop. `close` ends the threads."""
+    """Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
+
+    It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores. It is done on
+    the unit with least under way of those that do such work, and where there is more than threads, in turns of owners.
+    Belongs to the event loop. `close` ends the threads.
+    """
 
     def __init__(self, registry: UnitRegistry) -> None:
         self._registry = registry

@@ -68,7 +68,7 @@ async def test_each_part_is_answered_as_if_it_were_asked_alone(
         _, done = await collect(await node.prepare(changed(endless, options={"search_every": 8})))
         assert done.stats["searches"] == 3, "stretches of a part count"
 
-        monkeypatch.setattr(node._preparation, "_max_tokens_default", few)
+        monkeypatch.setattr(node._preparation._reading, "max_tokens_default", few)
         _, done = await collect(await node.prepare(asking(QUESTION, max_tokens=None)))
         assert (done.completion_tokens, done.reason) == (few, "length"), "so do they share the setting's"
 

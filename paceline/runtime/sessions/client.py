@@ -46,14 +46,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.messages import (
-    REFUSED,
-    Approximate,
-    CloseSession,
-    RetrievedPassages,
-    SessionFrame,
-    SessionMessage,
-)
+from paceline.wire.messages import REFUSED, Approximate, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 log = logging.getLogger("paceline.session")
 

@@ -109,12 +109,7 @@ class Driver:
     """Delivers events one at a time: a result that a port returns at once waits until the earlier effects are done."""
 
     def __init__(
-        self,
-        machine: Machine,
-        ports: Ports,
-        client: ClientPorts | None,
-        *,
-        drafts: EnginePorts | None = None,
+        self, machine: Machine, ports: Ports, client: ClientPorts | None, *, drafts: EnginePorts | None = None
     ) -> None:
         """client: None for a peer's part in an answer. drafts: the draft model's engine, for machines that are told of
         one."""

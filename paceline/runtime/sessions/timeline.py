@@ -39,13 +39,7 @@ class Timeline:
         self._asked: float | None = None  # s, of the first message since the peer's last one
 
     def note(
-        self,
-        kind: str,
-        number: float = 1.0,
-        of: str = "",
-        *,
-        side: Side | None = None,
-        since: float | None = None,
+        self, kind: str, number: float = 1.0, of: str = "", *, side: Side | None = None, since: float | None = None
     ) -> None:
         """Something has happened. side: None: this one. since: s, when it began, where it took some time."""
         now = self.now()

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from paceline.rag.parsing.process import ParserPool, memory_file
-from paceline.runtime.units import THREADS, HostUnit, PlainWork, UnitRegistry
+from paceline.runtime.units import THREADS, HostUnit, NodeUnits, PlainWork, UnitRegistry
 
 pytestmark = pytest.mark.anyio
 CORE = min(os.sched_getaffinity(0))
@@ -21,7 +21,7 @@ HOSTS = (HostUnit("left", frozenset({CORE})), HostUnit("right", does=frozenset({
 
 @pytest.fixture
 async def plain() -> AsyncIterator[tuple[UnitRegistry, PlainWork]]:
-    registry = UnitRegistry("device", hosts=HOSTS)
+    registry = UnitRegistry("device", NodeUnits(HOSTS))
     work = PlainWork(registry)
     yield registry, work
     assert not work._busy, "nothing is under way"

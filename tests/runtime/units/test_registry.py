@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import PacelineError
 from paceline.rag.embedder import ComputeThreads
-from paceline.runtime.units import MAX_LEFT, HostUnit, UnitRegistry
+from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, UnitRegistry
 from paceline.runtime.workflows.lookup import within
 
 pytestmark = pytest.mark.anyio
@@ -19,7 +19,7 @@ CORE = min(os.sched_getaffinity(0))
 
 async def test_a_unit_does_what_it_is_for_on_its_cores_and_models_compute_there() -> None:
     hosts = (HostUnit("left", frozenset({CORE}), frozenset({"rerank"})), HostUnit("right", frozenset()))
-    registry = UnitRegistry("device", lanes=2, hosts=hosts, engine="gpu")
+    registry = UnitRegistry("device", NodeUnits(hosts, lanes=2, engine="gpu"))
     by_name = {unit.name: unit for unit in registry.units}
     assert by_name["left"].models == {"rerank"} and by_name["right"].models == {"rerank", "embed", "host"}
     assert {name for name in by_name if name.startswith("gpu")} == {"gpu 0", "gpu 1"}
@@ -37,9 +37,9 @@ async def test_a_unit_does_what_it_is_for_on_its_cores_and_models_compute_there(
 
 def test_what_no_unit_does_is_refused() -> None:
     with pytest.raises(ValueError, match="no unit does embed and search"):
-        UnitRegistry("device", hosts=(HostUnit("left", does=frozenset({"rerank"})),))
+        UnitRegistry("device", NodeUnits((HostUnit("left", does=frozenset({"rerank"})),)))
     with pytest.raises(ValueError, match="may not run on"):
-        UnitRegistry("device", hosts=(HostUnit("cpu", frozenset({100_000})),))
+        UnitRegistry("device", NodeUnits((HostUnit("cpu", frozenset({100_000})),)))
 
 
 async def test_work_that_takes_too_long_keeps_nothing_else_waiting() -> None:

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import admission
 from paceline.runtime.service import GenerationResult
-from paceline.runtime.units import UnitRegistry
+from paceline.runtime.units import NodeUnits, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
@@ -37,7 +37,7 @@ async def test_refused_answers_hold_no_lane() -> None:
 
 
 async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_back() -> None:
-    driver = WorkflowDriver(UnitRegistry("device", lanes=1))
+    driver = WorkflowDriver(UnitRegistry("device", NodeUnits(lanes=1)))
     launched: list[int] = []
 
     async def work(launch: Launch) -> Outcome:
