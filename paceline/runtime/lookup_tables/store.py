@@ -4,8 +4,11 @@ A table holds n-grams of somebody's text. Each owner's table is therefore used f
 file of its own and is erased by one call; the base comes from dialogues that the operator chose
 (`runtime.lookup_tables.warmup`). Rows of answers written from documents are never in these tables, so that none
 outlives its document: see `DocumentTables`. A file belongs to a vocabulary, not to a model: models with the same
-tokenizer share it. Files are written to a temporary name and renamed; a damaged one counts as missing. Owners' files
-may be sealed, the base never is. Not thread-safe, except `Snapshot.write`.
+tokenizer share it. Files are safetensors, written to a temporary name and renamed; a damaged one counts as missing.
+
+An owner's file may be sealed, the base never is: then it holds one array of bytes, the table as another safetensors
+file, encrypted with a key of its own that stands wrapped in the metadata, and is overwritten when the file is removed
+or replaced. Names of owners and numbers of rows are not hidden. Not thread-safe, except for the writing of files.
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -32,13 +34,6 @@ from paceline.core.drafting.lookup_table import Arrays, LookupTable
 from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, DamagedError, Seal
 from paceline.secret_files import private_folder
-
-# Files of look-up tables: safetensors, written to a temporary name and renamed, so that none is ever half written.
-#
-# An owner's file may be sealed: then it holds one array of bytes, the table as another safetensors file, encrypted
-# with a key of its own that stands wrapped in the metadata. That key is overwritten when the file is removed or
-# replaced. Names of owners and numbers of rows are not hidden. A damaged file counts as missing.
-
 
 log = logging.getLogger("paceline.tables")
 
@@ -113,23 +108,18 @@ def write_table(path: Path, content: bytes, replace: Callable[[Path, Path], bool
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}-{path.name}.part")
     try:
         try:
-            write_part(part, content)
+            private_folder(part.parent)
+            part.touch(mode=0o600)
+            with part.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())  # after a power cut the file is never empty
             return replace(part, path)
         finally:
             part.unlink(missing_ok=True)
     except (OSError, ConfigError) as error:
         log.warning("a look-up table cannot be kept: %s", error)
         return False
-
-
-def write_part(part: Path, content: bytes) -> None:
-    """Write a private temporary file, to the disk. Raises OSError, and as `private_folder` does."""
-    private_folder(part.parent)
-    part.touch(mode=0o600)
-    with part.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())  # after a power cut the file is never empty
 
 
 def replace_table(part: Path, path: Path, *, whole: bool = False) -> bool:
@@ -212,21 +202,6 @@ OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k 
 OWNERS: Final = 32  # in memory
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A copy of a table to be written to disk."""
-
-    path: Path
-    arrays: Arrays
-    metadata: dict[str, str]
-    rename: Callable[[Path, Path], bool]  # (temporary file, path): rename unless the table has been erased meanwhile
-    seal: Seal = PLAIN
-
-    def write(self) -> bool:
-        """See `write_table`."""
-        return write_table(self.path, encode_table(self.path.name, self.arrays, self.metadata, self.seal), self.rename)
-
-
 def mark_erased(folder: Path, owner: str | None) -> None:
     """Mark this owner's tables, all for None, as erased for the programs that have them in memory."""
     if folder.is_dir():
@@ -260,9 +235,8 @@ class TableStore:
         self._vocab_size = vocab_size
         self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
-        self._lock = threading.Lock()  # held to erase a file and to rename a snapshot
+        self._lock = threading.Lock()  # held to erase a file and to rename another to it
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
-        self._filed: set[str] = set()  # owners in memory whose table has a file
         self._seal = seal
         if folder is not None and seal.is_on:
             seal_plain_tables(folder, seal)
@@ -280,11 +254,7 @@ class TableStore:
             self._forget(owner)
             table = None
         if table is None:
-            table = self._load("owner", owner, base=self._base)
-            if table is None:
-                table = self._new(self._base)
-            else:
-                self._filed.add(owner)
+            table = self._load("owner", owner, base=self._base) or self._new(self._base)
             self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
         self._tables.move_to_end(owner)
         while self._folder is None and self.full:
@@ -301,8 +271,8 @@ class TableStore:
         written, because neither the event loop nor a request of that owner may wait for the disk."""
         while self.full:
             owner, table = next(iter(self._tables.items()))
-            for snapshot in self._snapshot(owner):
-                await asyncio.to_thread(snapshot.write)
+            if (write := self.writing(owner)) is not None:
+                await asyncio.to_thread(write)
             if next(iter(self._tables.items()), None) == (owner, table):  # not used meanwhile
                 self._drop(owner)
 
@@ -317,13 +287,9 @@ class TableStore:
                 return known
             return remove_table(self._path("owner", owner)) or known
 
-    def snapshots(self) -> list[Snapshot]:
-        """Snapshots of the non-empty tables. Write them on a thread: `await asyncio.to_thread(snapshot.write)`."""
-        return [snapshot for owner in list(self._tables) for snapshot in self._snapshot(owner)]
-
     def save(self) -> int:
         """Write every owner's table; the number written."""
-        return sum(snapshot.write() for snapshot in self.snapshots())
+        return sum(write() for owner in list(self._tables) if (write := self.writing(owner)) is not None)
 
     def save_base(self) -> bool:
         """Write the base. False without a folder or where the disk fails."""
@@ -332,44 +298,35 @@ class TableStore:
         path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
         return write_table(path, encode_table(path.name, arrays, metadata), replace_table)
 
-    @property
-    def num_bytes(self) -> int:
-        tables = [self._base, *self._tables.values()]
-        return sum(each.num_bytes for table in tables for each in (table, table.bigrams) if each is not None)
-
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _new(self, base: LookupTable | None = None) -> LookupTable:
         """An empty table of an owner over the base; without `base`, an empty base."""
         capacity = None if base is None else self._owner_rows
         return LookupTable(self._vocab_size, base=base, capacity=capacity)
 
-    def _snapshot(self, owner: str) -> Iterator[Snapshot]:
-        """The snapshot of a table; none without a folder, for an empty table, or for one that another process has
-        erased."""
+    def writing(self, owner: str) -> Callable[[], bool] | None:
+        """What writes a copy of a table to its file, on any thread: True if it has. None without a folder, for an empty
+        table, and for one that another process has erased."""
         if self._folder is None:
-            return
+            return None
         if self._was_erased(owner):
             self._forget(owner)
-            return
-        table = self._tables[owner]
-        if len(table):
+            return None
+        table, path = self._tables[owner], self._path("owner", owner)
+        if not len(table):
+            return None
+        arrays, metadata = table.arrays(), self._metadata("owner", owner)
 
-            def rename(part: Path, path: Path) -> bool:
-                with self._lock:
-                    if self._tables.get(owner) is not table or self._was_erased(owner):
-                        return False
-                    self._filed.add(owner)
-                    return replace_table(part, path)
+        def rename(part: Path, path: Path) -> bool:
+            with self._lock:
+                wanted = self._tables.get(owner) is table and not self._was_erased(owner)
+                return wanted and replace_table(part, path)
 
-            metadata = self._metadata("owner", owner)
-            yield Snapshot(self._path("owner", owner), table.arrays(), metadata, rename, self._seal)
+        return lambda: write_table(path, encode_table(path.name, arrays, metadata, self._seal), rename)
 
     def _was_erased(self, owner: str) -> bool:
-        """True if another process has erased it: its file is gone or its mark has changed."""
-        if self._folder is None:
-            return False
-        gone = owner in self._filed and not self._path("owner", owner).exists()
-        return gone or self._marks.get(owner) != self._marks_of(owner)
+        """True if another process has erased it: its mark has changed."""
+        return self._folder is not None and self._marks.get(owner) != self._marks_of(owner)
 
     def _marks_of(self, owner: str) -> tuple[str, str]:
         """Erasure marks of this owner and of all owners, written by `mark_erased`; "" for none."""
@@ -388,7 +345,6 @@ class TableStore:
         return table is not None
 
     def _drop(self, owner: str) -> LookupTable | None:
-        self._filed.discard(owner)
         self._marks.pop(owner, None)
         return self._tables.pop(owner, None)
 
@@ -419,12 +375,6 @@ class TableStore:
             return None
 
 
-# Look-up tables of what documents say: in memory only, and erased when a document is removed.
-#
-# The rows of an answer that a document may have taken part in are never written to disk. `Lifetime` is what an
-# answer's rows may outlive. Not thread-safe.
-
-
 Lifetime = Literal["owner", "documents", "answer"]
 """What the rows of an answer are kept with.
 
@@ -441,11 +391,10 @@ def over(table: LookupTable) -> LookupTable:
 
 
 class DocumentTables:
-    """One table for each owner, over the owner's table on disk, for as long as no document is removed."""
+    """Look-up tables of what documents say, in memory only: one for each owner, over the owner's table on disk, for as
+    long as no document is removed. Of `OWNERS` the least recently used is forgotten. Not thread-safe."""
 
-    def __init__(self, owners: int = OWNERS) -> None:
-        """owners: limit of tables; the least recently used is forgotten."""
-        self._owners = owners
+    def __init__(self) -> None:
         self._removals = 0  # of documents, when these tables were made
         self._tables: OrderedDict[str, tuple[LookupTable, LookupTable]] = OrderedDict()  # the owner's, and that over it
 
@@ -463,7 +412,7 @@ class DocumentTables:
             self._erase(owner)
             known = self._tables[owner] = below, over(below)
         self._tables.move_to_end(owner)
-        while len(self._tables) > self._owners:
+        while len(self._tables) > OWNERS:
             del self._tables[next(iter(self._tables))]
         return known[1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -51,13 +51,12 @@ def warm(
     *,
     max_tokens: int = 2048,
     answer_tokens: int = 0,
-    progress: Callable[[int], None] | None = None,
 ) -> int:
     """Fill the table from all dialogues; returns the tokens read. Runs on the engine's thread, with nothing else
     running.
 
     max_tokens: limit per dialogue; the context is never exceeded. answer_tokens: number the model writes greedily after
-    a dialogue that ends with the user. progress: receives the tokens read so far.
+    a dialogue that ends with the user.
     """
     limit = min(max_tokens, model.engine.info.max_positions)
     total = 0
@@ -74,8 +73,6 @@ def warm(
                 if start == len(tokens) < stop and following not in model.tokenizer.eos_ids:
                     tokens.append(following)
                 total += len(rows)
-                if progress is not None:
-                    progress(total)
         finally:
             model.engine.release(_SEQ)
     return total
