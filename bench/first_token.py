@@ -25,7 +25,7 @@ from paceline.errors import EngineError
 from paceline.rag.prompt import passages_text, query_of, relevance
 from paceline.rag.records import Passage
 from paceline.runtime.engine_loop.document_prefill import kv_key
-from paceline.runtime.engine_loop.requests import Rows, SequenceOp, StoredPrefix
+from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp, StoredPrefix
 
 from .aggregation.two_process_rig import (
     DeviceSide,
@@ -84,7 +84,7 @@ class DeviceBench:
         """Distribution after a prompt, computed on the device."""
         seq = self.worker.allocate()
         answer: asyncio.Future[Rows | EngineError] = asyncio.get_running_loop().create_future()
-        self.worker.forward(Segment(seq, 0, tokens), answer.set_result, prefix)
+        self.worker.submit(ForwardRequest(Segment(seq, 0, tokens), answer.set_result, prefix))
         result = await answer
         self.worker.submit(SequenceOp.release(seq))
         if isinstance(result, EngineError):

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
 
-# Questions from the user: edited at a terminal, read line by line from a pipe.
-
-
 QUOTES = '"""'
 
 
@@ -92,11 +89,6 @@ class Terminal:
                 return None
 
 
-# Answers in a terminal: each side's words in its colour, then the citations.
-#
-# Control characters in a model's text, which could control the terminal, are left out.
-
-
 COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour
 DEGRADED = {
     "device_lost": "the device was lost in mid-answer; the cloud went on alone",
@@ -109,6 +101,8 @@ DEGRADED = {
 
 
 class Screen:
+    """Answers in a terminal: each side's words in its colour, then the citations; without control characters."""
+
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console()
 

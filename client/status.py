@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 # Options that commands of the client share, each with one spelling.
-
-
 Url = Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")]
 Key = Annotated[
     str | None,

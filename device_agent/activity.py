@@ -62,9 +62,6 @@ def _columns(entry: Activity) -> Iterator[str]:
     yield entry.question
 
 
-# The question to a device's owner at enrolment: who among the cloud's clients may have it read private documents.
-
-
 QUESTION = """
 Clients of {cloud} may want answers that read this device's private documents. The documents stay here; such answers
 go to the cloud, and whoever runs it can ask what it likes. Who may ask: off (nobody), on (everybody), or names of the

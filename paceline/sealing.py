@@ -1,6 +1,10 @@
 """Encryption at rest: sealing with AES-256-GCM, where the keys lie, and the seal of a folder's answers.
 
-Knows nothing of rows, tables or files beyond their bytes; what is sealed is decided where it is written.
+There is one data key for each document, upload or response. It is random, and stands beside what it seals, wrapped with
+a key that is derived from the store's: removing a row destroys the only copy of its key. Each sealed value is bound to
+its place (its document, its column, its position) as additional data, so values cannot be exchanged. Columns that are
+looked up hold a keyed hash. A plain store goes through the same calls, which change nothing. Not hidden: the number and
+sizes of values, when they were written, and to which owner they belong. What is sealed is decided where it is written.
 """
 
 from __future__ import annotations
@@ -29,15 +33,6 @@ from paceline.system import user_id
 
 if TYPE_CHECKING:
     from keyring.backend import KeyringBackend
-
-# One data key for each document, upload or response.
-#
-# Data keys are random, and stand beside what they seal, wrapped with a key that is derived from the store's: removing
-# a row destroys the only copy of its key. Each sealed value is bound to its place (its document, its column, its
-# position) as additional data, so values cannot be exchanged. Columns that are looked up hold a keyed hash. A plain
-# store goes through the same calls, which change nothing. Not hidden: the number and sizes of values, when they were
-# written, and to which owner they belong.
-
 
 FRAME: Final = 1 << 20  # bytes of a file that are sealed together
 KEY_BYTES: Final = 32
@@ -240,14 +235,6 @@ def _frame(number: int, *, last: bool) -> str:
     return f"bytes {number}{' end' if last else ''}"
 
 
-# The key of a store: in the keyring of the operating system, or in a file of mode 0600 beside the store.
-#
-# The file beside the store (`docs.key` for the folder `docs`) always exists: it holds the key, or says under which
-# name the keyring has it, so that a keyring that is locked or absent is never mistaken for a store without a key.
-# Where the folder is a mount point the file lies in it, since what is beside it may be on a disk that is thrown away.
-# Not handled: an attacker who acts as this user.
-
-
 INSIDE = "documents.key"  # in the folder itself, where that is a mount point
 SERVICE = "paceline documents"  # in the keyring
 _log = logging.getLogger("paceline.rag")
@@ -266,7 +253,13 @@ def system_keyring() -> KeyringBackend | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreKey:
-    """The key of the store in one folder. Methods raise ConfigError with what to do."""
+    """The key of the store in one folder, in the keyring of the operating system or in a file of mode 0600.
+
+    The file beside the store (`docs.key` for the folder `docs`) always exists: it holds the key, or says under which
+    name the keyring has it, so that a keyring that is locked or absent is never mistaken for a store without a key.
+    Where the folder is a mount point the file lies in it, since what is beside it may be on a disk that is thrown away.
+    Methods raise ConfigError with what to do. Not handled: an attacker who acts as this user.
+    """
 
     store: Path
     what: str = "documents"  # as messages call what is sealed with it
@@ -384,13 +377,7 @@ def _key(encoded: str) -> bytes:
     return key
 
 
-# The seal of a state folder's answers: stored responses and look-up tables, which say what documents and clients said.
-#
-# `answers.seal` records under which key they are sealed. It is written once, by the first program that is to encrypt;
-# from then on all programs of the folder seal. The key is in `answers.key` beside it, or in the keyring.
-
-
-MARK = "answers.seal"
+MARK = "answers.seal"  # says under which key: written once, by the first program that is to encrypt
 RESPONSES = "responses.sqlite"
 REMOVE = "remove responses.sqlite, tables and answers.seal: they hold past answers only"
 
@@ -400,7 +387,8 @@ def answers_key(state: Path) -> StoreKey:
 
 
 def open_answers_seal(state: Path, *, encrypt: bool) -> Seal:
-    """The seal of the answers in this state folder; one is made if there is none and `encrypt` says so.
+    """The seal of the answers in this state folder (stored responses and look-up tables); one is made if there is none
+    and `encrypt` says so, and all programs of the folder seal from then on.
 
     Raises ConfigError for a folder whose seal is gone, or was made with a key that is gone, or with another.
     """
@@ -430,9 +418,7 @@ def _has_sealed(responses: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{responses.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-            table = "response_keys" if "response_keys" in tables else "keys"  # as earlier releases called it
-            return connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
+            return connection.execute("SELECT 1 FROM response_keys LIMIT 1").fetchone() is not None
     except sqlite3.Error:
         return False
 

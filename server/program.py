@@ -77,9 +77,6 @@ def check_vocabulary(draft_name: str, draft: LoadedModel, name: str, model: Serv
     )
 
 
-# The server's key, which its devices pin when they enrol: one file in the state directory, made at the first start.
-
-
 FILE = "server-key.pem"  # PKCS #8
 _KEY_TABLE = "CREATE TABLE IF NOT EXISTS server_key (one INTEGER PRIMARY KEY, pem BLOB NOT NULL)"
 
@@ -95,7 +92,8 @@ def common_key(state_dir: Path, database: Postgres) -> PrivateKey:
 
 
 def server_key(state_dir: Path) -> PrivateKey:
-    """Read the server's key, making it if there is none. Raises ConfigError for one that cannot be used."""
+    """Read the server's key, which its devices pin when they enrol, making it if there is none. Raises ConfigError for
+    one that cannot be used."""
     file = state_dir / FILE
     otherwise = "remove it, so that a new one is made, and enrol all devices again"
     try:

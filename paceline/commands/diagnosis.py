@@ -1,4 +1,7 @@
-"""Checks of `paceline doctor`: machine, installation, stores, settings, models and running programs."""
+"""Checks of `paceline doctor`: machine, installation, stores, settings, models and running programs.
+
+One function per subject. Changes nothing, except that it creates and removes a temporary file in state directories.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,8 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.system import cores, missing, processor_flags
 
-# The outcome of a check.
-#
-# `ok`: as it should be. `warn`: works, with the drawback that the sentence names. `fail`: something will not work, and
-# the sentence says what to do.
-
-
+# ok: as it should be. warn: works, with the drawback that the sentence names. fail: something will not work, and the
+# sentence says what to do.
 Status = Literal["ok", "warn", "fail"]
 Found = tuple[Status, str]
 NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
@@ -46,9 +45,6 @@ class Check:
     name: str
     status: Status
     text: str
-
-
-# Check of the optional extras: whether what is installed of them can be imported, which is not the same.
 
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -71,6 +67,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 
 
 def extras() -> Found:
+    """Say whether what is installed of the optional extras can be imported, which is not the same."""
     works, absent, wrong = [], [], []
     for extra, modules in EXTRAS.items():
         faults = [_fault_of(module) for module in modules] + _unfit(extra)
@@ -125,17 +122,14 @@ def _compared(extra: str = "") -> tuple[list[str], list[str], list[str]]:
     return here, wrong, missing
 
 
-# The models of the settings as `paceline doctor` sees them: files, chat template, and memory beside what is there.
-#
-# No weight is read. Not handled: kernels and operations that a model needs, which only loading it tells.
-
-
 GIB: Final = 1 << 30
 INDEX: Final = "model.safetensors.index.json"
 
 
 def model(settings: NodeSettings, wanted: str) -> Found:
-    """Check that this model of the settings can be loaded. Raises ConfigError, with what to do, where it cannot."""
+    """Check that this model of the settings can be loaded: files, chat template, and memory beside what is there. No
+    weight is read. Raises ConfigError, with what to do, where it cannot. Not handled: kernels and operations that a
+    model needs, which only loading it tells."""
     if wanted.startswith("fake"):
         return "ok", f"{wanted}: made up, for tests"
     if isinstance(settings, ServerSettings) and settings.engine_url:
@@ -264,9 +258,6 @@ def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], direc
     return str(chosen.computed).removeprefix("torch."), kept
 
 
-# Check of the port of the settings: it is free, this program runs on it, or another one does.
-
-
 ANSWER_S = 5.0
 
 
@@ -354,11 +345,6 @@ def _get(url: str) -> Mapping[str, object] | None:
     except (httpx.HTTPError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
-
-
-# Checks of `paceline doctor`: one function per subject, which returns a status and a sentence (`outcome`).
-#
-# Changes nothing, except that it creates and removes a temporary file in state directories.
 
 
 MIN_MEMORY = 2 * GIB  # both demo processes together need about 1.5

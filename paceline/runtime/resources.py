@@ -54,18 +54,16 @@ from paceline.strategies.base import (
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 from paceline.wire.messages import Options
 
-# Constraints of requests compiled beside the event loop, in turns of their owners.
-#
-# Compiling takes up to `MAX_COMPILE_S` of a processor, and llguidance lets go of the GIL meanwhile. It has threads of
-# its own, so that it holds up neither answers nor searches, and an owner has one of them at most, so that one who
-# sends costly schemas waits for himself.
-
-
 THREADS: Final = 4
 
 
 class CompilingThreads:
-    """The compiler of one vocabulary, on threads. All methods belong to one event loop."""
+    """The compiler of one vocabulary's constraints, on threads, in turns of their owners.
+
+    Compiling takes up to `MAX_COMPILE_S` of a processor, and llguidance lets go of the GIL meanwhile. It has threads of
+    its own, so that it holds up neither answers nor searches, and an owner has one of them at most, so that one who
+    sends costly schemas waits for himself. All methods belong to one event loop.
+    """
 
     def __init__(self, tokenizer: TextModel) -> None:
         self._grammars = GrammarCompiler(tokenizer)
@@ -93,19 +91,18 @@ class CompilingThreads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-# KV rows that an answer may need, its claim.
-#
-# An answer whose claim fits into memory alone can always finish, since others are preempted for it
-# (`core.batching.scheduler.MemoryAdmission`); so no other is accepted. Nothing is reserved. A claim covers all branches
-# together: prompts, output tokens, and open rows of drafts.
-
-
 MAX_REMEMBERED: Final = 8 * MEMORY_TOKENS  # characters
 LONG_ANSWER: Final = 256  # output tokens: from this limit on, drafts are worth more than further tokens
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryClaim:
+    """KV rows that an answer may need: prompts, output tokens, and open rows of drafts. Nothing is reserved.
+
+    An answer whose claim fits into memory alone can always finish, since others are preempted for it
+    (`core.batching.scheduler.MemoryAdmission`); so no other is accepted.
+    """
+
     rows: int  # of all branches together, in whole blocks; 0 where memory has no bound
     tokens: int  # output tokens that fit in them
     drafts: bool  # whether open rows of drafts fit, too

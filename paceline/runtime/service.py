@@ -109,12 +109,11 @@ class AskedStrategy:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """For whom the answer is written, and its turn in the engine's steps."""
+    """For whom the answer is written."""
 
     owner: str = ""  # a name, never a secret; n-grams and cached KV blocks are shared within one owner
     asker: str = ""  # server only: name of the key, which a device is told
     guest_key: str = ""  # of a text for a peer: KV is shared within it, and n-grams are forgotten with the text
-    priority: int = 0  # smaller ones first; never a client's own choice
     criticality: float = 0.0  # s of a workflow that wait for this text; 0 without one
     # Id of the client's request, in the logs of both sides; random, and says nothing of what is asked for.
     trace: str = field(default="", compare=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,6 +21,7 @@ from paceline.runtime.units import PlainWork
 from paceline.runtime.workflows.run import own_reranker
 
 PART_TEXTS = 32
+PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
 MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
 
 
@@ -30,6 +31,7 @@ class TextEmbedder:
 
     def __init__(self, embedder: Embedder, work: PlainWork) -> None:
         self._embedder = embedder
+        self.count = embedder.count  # tokens of a text
         self._work = work
         self._turns = Turnstile(1)
 
@@ -47,7 +49,7 @@ class TextEmbedder:
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
-        counts = [self._embedder.count(text) for text in texts]
+        counts = [self.count(text) for text in texts]
         for index, count in enumerate(counts, first):
             if count > MAX_TOKENS:
                 raise RequestError(
@@ -57,36 +59,6 @@ class TextEmbedder:
                     param="input",
                 )
         return counts
-
-
-PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
-
-
-class PassageReranker:
-    """Scores one part at a time, as `TextEmbedder` does."""
-
-    def __init__(self, reranker: Reranker, work: PlainWork, count: Callable[[str], int]) -> None:
-        """count: tokens of a text."""
-        self._reranker = reranker
-        self._work = work
-        self._count = count
-        self._turns = Turnstile(1)
-
-    @property
-    def name(self) -> str:
-        return self._reranker.name
-
-    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
-        scores: list[float] = []
-        for start in range(0, len(passages), PART_PASSAGES):
-            part = passages[start : start + PART_PASSAGES]
-            async with self._turns.turn(owner):
-                found = await self._work.rerank(partial(self._reranker.score, query, part), owner)
-            scores += map(float, found)
-        if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
-            scores = [_probability(score) for score in scores]
-        tokens = await asyncio.to_thread(lambda: sum(map(self._count, [query, *passages])))
-        return Reranked(tuple(scores), tokens)
 
 
 def _probability(logit: float) -> float:
@@ -105,15 +77,15 @@ class NodeTexts:
         self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
         self._embedder: TextEmbedder | None = None
         self._info: tuple[EmbedderInfo, ...] = ()
-        self._reranker: PassageReranker | None = None
+        self._reranker: Reranker | None = None
+        self._reranking = Turnstile(1)
+        self._work = resources.work
         if resources.store is None:
             return
         embedder = resources.store.embedder
         self._embedder = TextEmbedder(embedder, resources.work)
         self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
-        found = reranker or own_reranker(resources.store)
-        if found is not None:
-            self._reranker = PassageReranker(found, resources.work, embedder.count)
+        self._reranker = reranker or own_reranker(resources.store)
 
     async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:  # noqa: ARG002
         return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
@@ -145,6 +117,16 @@ class NodeTexts:
         return () if self._reranker is None else (self._reranker.name,)
 
     async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
-        if self._reranker is None:
+        """Scores one part at a time, as `TextEmbedder` does."""
+        if self._reranker is None or self._embedder is None:
             raise RequestError("This side has no reranker: set one in [tuning].", status=404, param="model")
-        return await self._reranker.rerank(query, passages, owner)
+        scores: list[float] = []
+        for start in range(0, len(passages), PART_PASSAGES):
+            part = passages[start : start + PART_PASSAGES]
+            async with self._reranking.turn(owner):
+                scores += map(float, await self._work.rerank(partial(self._reranker.score, query, part), owner))
+        if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
+            scores = [_probability(score) for score in scores]
+        count = self._embedder.count
+        tokens = await asyncio.to_thread(lambda: sum(map(count, [query, *passages])))
+        return Reranked(tuple(scores), tokens)

@@ -21,7 +21,7 @@ from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.requests import Rows, SequenceOp, Sequences, StoredPrefix
+from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp, Sequences, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
 
 log = logging.getLogger("paceline.node")
@@ -150,7 +150,7 @@ class DocumentPrefiller:
                 self._worker.submit(SequenceOp(seq, None, export))
 
         try:
-            self._worker.forward(Segment(seq, 0, tokens, logits="none"), answered)
+            self._worker.submit(ForwardRequest(Segment(seq, 0, tokens, logits="none"), answered))
             return await exported
         finally:
             self._worker.submit(SequenceOp.release(seq))
@@ -200,11 +200,6 @@ class DocumentPrefiller:
         return passage is not None and _text_hash(self._files, passage) == key.text
 
 
-# Forward times measured at start, so that the draft budget is known from the first step of the first answer.
-#
-# Replaced gradually by live measurements (`core.drafting.budget.OnlineStats`).
-
-
 _calibration_log = logging.getLogger("paceline.engine")
 
 PREFIX: Final = 16  # rows before the timed ones
@@ -217,10 +212,9 @@ Timed = tuple[int, float]
 
 
 async def forward_times(worker: Worker) -> list[Timed]:
-    """Measure (rows, seconds) of forwards of one sequence, in order of rows; fewer on a slow engine, none on an
-    EngineError.
-
-    Runs on the loop of the worker, which should be idle.
+    """Measure (rows, seconds) of forwards of one sequence at the start, in order of rows, so that the draft budget is
+    known from the first step of the first answer; fewer on a slow engine, none on an EngineError. Live measurements
+    replace them gradually (`core.drafting.budget.OnlineStats`). Runs on the loop of the worker, which should be idle.
     """
     loop = asyncio.get_running_loop()
     seq = worker.allocate()

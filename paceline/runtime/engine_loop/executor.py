@@ -41,8 +41,6 @@ from paceline.runtime.engine_loop.requests import (
 
 log = logging.getLogger("paceline.engine")
 
-# Answers to forward requests that have run: rows sampled in one pass of a step, or their distributions.
-
 
 Answered = tuple[Answer, Rows | EngineError]
 Answers = list[Answered]
@@ -115,9 +113,6 @@ def _dists(parts: tuple[Logits, ...]) -> Rows | EngineError:
         return EngineError(f"the model's scores are unusable: {fault}")
 
 
-# The engine's memory as the scheduler uses it: what is free, how a sequence begins, and preemption.
-
-
 class EngineMemory(Memory):
     """Memory of one engine. Without a bound nothing is ever preempted, and nothing is recorded.
 
@@ -177,9 +172,6 @@ class EngineMemory(Memory):
             self._records.check()
 
 
-# Batches of one engine that are under way.
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
     """One batch: the chunks that the scheduler has chosen."""
@@ -189,7 +181,7 @@ class Step:
 
 
 class InFlight:
-    """Oldest first."""
+    """Batches of one engine that are under way, the oldest first."""
 
     def __init__(self, runner: BatchRunner) -> None:
         self._runner = runner

@@ -19,8 +19,6 @@ from paceline.engine.base import Logits, SampleRequest, SequenceEngine
 from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 
-# What every sequence of an engine holds, so that its rows can be computed again after a preemption.
-
 
 class Sequences(Protocol):
     """The part of `Engine` that begins and changes sequences between two forwards."""
@@ -184,12 +182,6 @@ class SequenceRecords:
         return self._engine.length(seq) == self.length(seq)
 
 
-# Prefixes of prompts that need not be computed: cached by the engine, or KV of documents that the caller has stored.
-#
-# Runs on the engine's thread, between `StepExecutor` and the engine. Knows no files: the caller provides and stores
-# rows.
-
-
 log = logging.getLogger("paceline.engine")
 
 
@@ -209,7 +201,8 @@ class StoredPrefix:
 
 
 class PrefixReuse:
-    """Prefixes of the requests of one `StepExecutor`, by their keys."""
+    """Prefixes of prompts that need not be computed, by the keys of their requests: cached by the engine, or KV of
+    documents that the caller has stored. Runs on the engine's thread, between `StepExecutor` and the engine."""
 
     def __init__(self, sequences: Sequences) -> None:
         self._sequences = sequences

@@ -23,7 +23,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
-from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp, StoredPrefix
+from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp
 from paceline.runtime.service import Load
 from paceline.runtime.units import pin
 from paceline.system import trim_heap
@@ -91,7 +91,6 @@ class Worker(ABC):
     def group(
         self,
         rows: int,
-        priority: int = 0,
         line: tuple[Hashable, int] | None = None,
         *,
         owner: str = "",
@@ -99,7 +98,7 @@ class Worker(ABC):
     ) -> Group:
         """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
-        return Group(self._next_group, rows, priority, line, owner, criticality)
+        return Group(self._next_group, rows, line=line, owner=owner, criticality=criticality)
 
     def certainty(self) -> Certainty:
         """Of one answer, before its first forward."""
@@ -108,10 +107,6 @@ class Worker(ABC):
     def account(self) -> AnswerEnergy:
         """An account of the energy of one answer."""
         return AnswerEnergy(self._meter_name, self._send_w)
-
-    def forward(self, segment: Segment, answer: Answer, prefix: StoredPrefix | None = None) -> None:
-        """A forward whose answer is the wanted rows' distributions."""
-        self.submit(ForwardRequest(segment, answer, prefix))
 
     async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""

@@ -41,23 +41,37 @@ from paceline.wire.messages import REFUSED, Approximate, CloseSession, Retrieved
 log = logging.getLogger("paceline.session")
 
 
-class DraftModelPorts:
+class EngineSequences:
+    """EngineSequences on the engine of a worker, as of `driver.EnginePorts`."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def allocate(self) -> SeqId:
+        return self._worker.allocate()
+
+    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
+        self._worker.submit(SequenceOp.prune(seq, keep, live))
+
+    def release(self, seq: SeqId) -> None:
+        self._worker.submit(SequenceOp.release(seq))
+
+
+class DraftModelPorts(EngineSequences):
     """A session's sequences on the engine of the draft model, which has a thread of its own.
 
     Implements `driver.EnginePorts`. The energy of drafts is not counted.
     """
 
     def __init__(self, worker: Worker, session: Session) -> None:
+        super().__init__(worker)
         self.group: Group | None = None  # of its sequences, set once their claim of memory is known
-        self._worker, self._session = worker, session
+        self._session = session
         self._loop = asyncio.get_running_loop()
 
     def claim(self, rows: int) -> None:
         """Claim memory for the answer: so many rows of KV, of all prompts together."""
         self.group = self._worker.group(rows)
-
-    def allocate(self) -> SeqId:
-        return self._worker.allocate()
 
     def forward(self, forward: Forward) -> None:
         session, worker = self._session, self._worker
@@ -79,14 +93,8 @@ class DraftModelPorts:
             each.group, each.salt = self.group, session.salt
             worker.submit(each)
 
-    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.submit(SequenceOp.prune(seq, keep, live))
 
-    def release(self, seq: SeqId) -> None:
-        self._worker.submit(SequenceOp.release(seq))
-
-
-class Session(ABC):
+class Session(EngineSequences, ABC):
     """Implements `driver.Ports` for both kinds of session. Every method is called on one event loop."""
 
     def __init__(
@@ -102,7 +110,7 @@ class Session(ABC):
         """client: this session, where it faces a client. drafts: of the draft model, for machines that are told of one.
         salt: KV of its prompts is shared with answers of the same salt alone, which are those of one owner until a
         document is removed. None: with none. masked: the machine waits for masks."""
-        self._worker = worker
+        super().__init__(worker)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._drafts = None if drafts is None else DraftModelPorts(drafts, self)
@@ -155,9 +163,6 @@ class Session(ABC):
         return self._energy.use
 
     # ---- ports ------------------------------------------------------------------------------------------------------
-    def allocate(self) -> SeqId:
-        return self._worker.allocate()
-
     def forward(self, forward: Forward) -> None:
         self.compute(forward, self._driver, self.deliver, self._group)
 
@@ -182,12 +187,6 @@ class Session(ABC):
             each.prefix = next((prefix for prefix in self._prefixes if prefix.begins(each.segment)), None)
             each.group, each.salt, each.certainty = group, self.salt, self._certainty
             self._worker.submit(each)
-
-    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._worker.submit(SequenceOp.prune(seq, keep, live))
-
-    def release(self, seq: SeqId) -> None:
-        self._worker.submit(SequenceOp.release(seq))
 
     def send(self, message: SessionMessage) -> None:
         if self._number is not None:  # else the link has been lost; the machine receives LinkLost next

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Final, cast
 
 from paceline.core.batching.pending import Group
-from paceline.core.batching.segment import SeqId
 from paceline.core.printable import printable
 from paceline.engine.base import TextModel
 from paceline.engine.thinking import Piece
@@ -19,7 +18,7 @@ from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Logprobs, TextDelta
-from paceline.runtime.sessions.base import Session
+from paceline.runtime.sessions.base import EngineSequences, Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import AnswerText, Written, is_refusal, logprobs_of
@@ -55,11 +54,12 @@ MIN_TIMED: Final = 16  # tokens of an answer that tells how long one takes
 PAUSE_S: Final = 60.0  # longest wait for a lost peer, for a request with on_loss "pause"
 
 
-class Ahead:
+class Ahead(EngineSequences):
     """The text that is this side's alone if the peer finds nothing, written while that searches, and told to nobody
     before it has said so. Has those of `driver.Ports` and `driver.ClientPorts` that a machine without a peer uses."""
 
-    def __init__(self, session: ClientSession, machine: Machine, group: Group) -> None:
+    def __init__(self, session: ClientSession, worker: Worker, machine: Machine, group: Group) -> None:
+        super().__init__(worker)
         self._session, self._group = session, group
         self._emitted: list[Emit] = []
         self._finished: Finish | None = None
@@ -84,17 +84,8 @@ class Ahead:
         self._cancel_timer()
 
     # ---- ports ------------------------------------------------------------------------------------------------------
-    def allocate(self) -> SeqId:
-        return self._session.allocate()
-
     def forward(self, forward: Forward) -> None:
         self._session.compute(forward, self.driver, self.deliver, self._group)
-
-    def prune(self, seq: SeqId, keep: tuple[int, ...], live: tuple[int, ...]) -> None:
-        self._session.prune(seq, keep, live)
-
-    def release(self, seq: SeqId) -> None:
-        self._session.release(seq)
 
     def retrieve(self) -> None:
         prepared = self._session.prepared
@@ -150,9 +141,7 @@ class ClientSession(Session):
         self.trace = prepared.request.account.trace
         self._citations = prepared.prompts.citations(prepared.side)
         asked = prepared.request
-        self._group: Group = worker.group(
-            prepared.claim, asked.account.priority, owner=asked.account.owner, criticality=asked.account.criticality
-        )
+        self._group: Group = self._grouped()
         self.link = link
         self._tokenizer = tokenizer
         min_tokens = 0 if asked.output.constraint is None else asked.output.constraint.min_tokens
@@ -183,6 +172,11 @@ class ClientSession(Session):
     @property
     def prompt_tokens(self) -> int:
         return self.prepared.prompts.longest
+
+    def _grouped(self) -> Group:
+        """A group of sequences that write this answer."""
+        asked = self.prepared.request.account
+        return self._worker.group(self.prepared.claim, owner=asked.owner, criticality=asked.criticality)
 
     async def run(self) -> AsyncIterator[GenerateEvent]:
         self._driver.timeline = self._watched(self.prepared)
@@ -245,8 +239,8 @@ class ClientSession(Session):
 
     def _mark_slow(self) -> None:
         if not self._too_slow:
-            self._too_slow = True
             self.written.pass_over()
+        self._too_slow = True
 
     def close_peer(self, fault: str) -> None:
         why = fault or "it takes too long"
@@ -334,11 +328,10 @@ class ClientSession(Session):
             return
         if self._alone[0].mask is not None:
             return
-        asked, claim, capacity = self.prepared.request.account, self.prepared.claim, self._worker.capacity
-        if capacity is not None and 2 * claim > capacity:
+        capacity = self._worker.capacity
+        if capacity is not None and 2 * self.prepared.claim > capacity:
             return
-        group = self._worker.group(claim, asked.priority, owner=asked.owner, criticality=asked.criticality)
-        self._ahead = Ahead(self, self._alone[1](), group)
+        self._ahead = Ahead(self, self._worker, self._alone[1](), self._grouped())
         self._ahead.driver.timeline = self._watched(self._alone[0])
         self._ahead.deliver(Started(self._loop.time()))
 
@@ -469,7 +462,9 @@ class ClientSession(Session):
         refused = f"it refuses: {written.refusal}" if written.refusal else ""
         approximate = f"approximate: {self._doubt}" if self._certainty.approximate else ""
         theirs = f"approximate at the {other(prepared.side)}" if self._peer_approximate else ""
-        stats = self._thinking() | ({"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {})
+        stats = {"further_calls": float(calls)} if (calls := self._certainty.further_calls) else {}
+        if prepared.thinking is not None:
+            stats["reasoning_tokens"] = float(written.text.thought - self._thought)
         if self._hands_over:
             stats["searches"] = 0.0  # the documents of both parts are those of one search
         ends = finish.reason == "stop" and not by_string and self._reason("stop") == "stop"
@@ -493,10 +488,6 @@ class ClientSession(Session):
                 records=(prepared.record(written, self.before, self._peer_citations, ends=ends, fault=fault),),
             )
         )
-
-    def _thinking(self) -> dict[str, float]:
-        thought = self.written.text.thought - self._thought
-        return {} if self.prepared.thinking is None else {"reasoning_tokens": float(thought)}
 
     def _reason(self, reason: FinishReason) -> FinishReason:
         """Finish reason; "length" for a stop before the constraint is satisfied: the distribution had no token left

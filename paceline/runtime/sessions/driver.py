@@ -215,12 +215,9 @@ class _Sequences:
         return self._names[local]
 
 
-# Bytes that one answer has sent to the other side, by kind of message, for its stats and the log; what came of it, for
-# its stats alone.
-
-
 class Egress:
-    """Bytes of the messages of one answer on one side. Overhead of the connection is not counted."""
+    """Bytes of the messages of one answer on one side, by kind: those sent for stats and log, those received for stats
+    alone. Overhead of the connection is not counted."""
 
     def __init__(self, timeline: Timeline | None = None) -> None:
         """timeline: of the answer, where it is to be told."""

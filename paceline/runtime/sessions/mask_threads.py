@@ -26,18 +26,14 @@ from paceline.core.fair import FairQueue
 from paceline.core.sampling.sampler import Mask
 from paceline.runtime.engine_loop.worker import BATCHING_WAIT_S, Worker
 
-# Code of the event loop that stands still in its middle while something else is computed, and the loop goes on.
-#
-# A machine is plain code and asks for a mask in the middle of an event. Code that is `run_apart` has a stack of its
-# own (a greenlet), on which it can wait there; everything still happens on the loop's thread, one thing at a time.
-
 
 class _Apart(greenlet):
     """Marks the stacks that may be left."""
 
 
 def run_apart(code: Callable[[], None]) -> None:
-    """Run this until it ends or first waits. It must not raise: what follows a wait has no caller."""
+    """Run this on a stack of its own until it ends or first waits, as a machine does that asks for a mask in the middle
+    of an event; the loop goes on, one thing at a time. It must not raise: what follows a wait has no caller."""
     apart = _Apart(code)
     apart.gr_context = copy_context()  # else none of the caller's variables are set
     apart.switch()

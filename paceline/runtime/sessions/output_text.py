@@ -19,16 +19,10 @@ from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
 from paceline.runtime.turnstile import Turnstile
 
-# Incremental detokenization, and stop strings across token boundaries.
-#
-# Detokenization works on the bytes of each token, because the bytes of a character may be spread over tokens. Knows no
-# tokenizer. Not handled: grapheme clusters, whose code points may be split between two pieces of text. The answer
-# matches before the stop string that is completed first; of several completed at the same character, before the
-# longest. The division of the text into pieces makes no difference.
-
 
 class Detokenizer:
-    """Incremental text of a stream of tokens. The joined pieces equal the joined bytes decoded as UTF-8.
+    """Incremental text of a stream of tokens, whose bytes may be parts of characters. The joined pieces equal the
+    joined bytes decoded as UTF-8. Not handled: grapheme clusters, whose code points may be split between two pieces.
 
     Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; an unfinished character
     is held back, and dropped at the end.
@@ -44,7 +38,11 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Stop string search that holds back any suffix which may begin one. Raises ValueError for an empty stop string."""
+    """Stop string search that holds back any suffix which may begin one, however the text is divided. It ends before
+    the stop string that is completed first; of several completed at the same character, before the longest.
+
+    Raises ValueError for an empty stop string.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
@@ -219,19 +217,16 @@ def logprobs_of(
     return chosen, tuple(token_logprob(tokenizer, other, prob, mass) for other, prob in dist.top(top))
 
 
-# Prompt log-probabilities: score each prompt token given its prefix.
-#
-# Scored a few rows at a time, because a row's distribution is as wide as the vocabulary; only the requested logprobs
-# are kept. Other sequences run between two parts, and one prompt is scored at a time, of owners in turn, so that
-# memory does not grow with the number of requests.
-
-
 PART_BYTES = 1 << 26  # of float64 distributions at once: 55 rows of a vocabulary of 152k
 MAX_ROWS = 128
 
 
 class PromptScorer:
-    """Scores prompts one at a time, on the loop of its worker."""
+    """Log-probabilities of each token of a prompt given its prefix, on the loop of its worker.
+
+    Scored a few rows at a time, because a row's distribution is as wide as the vocabulary; only the requested logprobs
+    are kept. Other sequences run between two parts, and one prompt is scored at a time, of owners in turn.
+    """
 
     def __init__(self, worker: Worker, tokenizer: TextModel, vocab_size: int) -> None:
         """vocab_size: without the ids that pad an engine's vocabulary."""

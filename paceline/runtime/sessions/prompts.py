@@ -252,12 +252,6 @@ def prompts_of(
     )
 
 
-# Whether the relevance of two sides' documents can be compared: the same embedder at both, and the cloud's temperature.
-#
-# Where it cannot, the documents of each side together weigh the same (`PromptSet.with_equal_sides`), until the text
-# shows which predict it better. Not handled: a link that comes with another scale in mid-answer; the weights stay.
-
-
 EQUAL_WEIGHTS = "the documents of both sides weigh the same, since their"
 
 
@@ -273,8 +267,13 @@ def difference(own: RelevanceScale | None, peer: RelevanceScale | None) -> str:
 
 
 class PeerScales:
-    """What peers have told, by their names: a peer that links anew stays who it is. own: this side's scale. follows:
-    cosines are divided by what the peer divides them by, as a device does."""
+    """Whether the relevance of two sides' documents can be compared: the same embedder at both, and the cloud's
+    temperature. Where it cannot, the documents of each side together weigh the same (`PromptSet.with_equal_sides`),
+    until the text shows which predict it better. Not handled: a link that comes with another scale in mid-answer.
+
+    Kept by the peers' names: one that links anew stays who it is. own: this side's scale. follows: cosines are divided
+    by what the peer divides them by, as a device does.
+    """
 
     def __init__(self, own: RelevanceScale | None, *, follows: bool = False) -> None:
         self.temperature = RELEVANCE_TEMPERATURE if own is None else own.temperature

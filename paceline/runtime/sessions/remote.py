@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from paceline.core.fair import Shares
 from paceline.core.printable import printable
@@ -55,14 +55,6 @@ from paceline.wire.messages import (
     WrittenText,
 )
 
-# The cloud's passages for an answer that the device writes alone: the privacy level `answer-private`.
-#
-# The device sends the query: the last question verbatim, preceded by the previous one where it refers to that, 1,000
-# characters at most (`rag.prompt.query_of`). The cloud sends public passages. The rest of the conversation, the answer
-# and all results computed from private documents stay on the device. The session generates no text: it is opened with
-# `SEARCH` as the strategy and without messages, answered with `RetrievedPassages`, and closed.
-
-
 log = logging.getLogger("paceline.session")
 
 TIMEOUT_S: Final = 5.0  # for the cloud's reply
@@ -87,30 +79,33 @@ def to_wire(passages: Sequence[Passage]) -> list[RetrievedPassage]:
     return found
 
 
-def search_opening(session: int, query: str, count: int) -> OpenSession:
-    """The opening of a search: all that a device sends at this privacy level."""
+def _opening(session: int, kind: str, privacy: Privacy, sampling: SamplingParams, **more: Any) -> OpenSession:
+    """The opening of a search or of a text: all that a device sends for it."""
+    asked: dict[str, Any] = {"messages": [], "query": "", "max_tokens": 0, "top_k_documents": 0, **more}
     return OpenSession(
         session=session,
-        strategy=SEARCH,
-        messages=[],
-        query=query,
-        sampling=sampling_to_wire(SamplingParams()),
-        max_tokens=0,
-        top_k_documents=count,
-        privacy="answer-private",
+        strategy=kind,
+        sampling=sampling_to_wire(sampling),
+        privacy=privacy,
         options=encode_options(DEFAULT_OPTIONS),
         targets=[],
         epoch=0,
         constraint=None,
         asker="",
+        **asked,
     )
 
 
 async def passages_for(
     request: GenerateRequest, link: Link | None, egress: Egress, *, expected: bool
 ) -> Sequence[Passage] | None:
-    """Passages of the cloud for an answer at `answer-private`; None where the cloud cannot be searched. expected: a
-    cloud is configured for this device."""
+    """Passages of the cloud for an answer that the device writes alone, at `answer-private`; None where the cloud
+    cannot be searched. expected: a cloud is configured for this device.
+
+    The device sends the query: the last question verbatim, preceded by the previous one where it refers to that, 1,000
+    characters at most (`rag.prompt.query_of`). The cloud sends public passages. The rest of the conversation, the
+    answer and all results computed from private documents stay on the device.
+    """
     if request.prompt.tokens is not None or request.sources.documents == 0:
         return ()
     try:
@@ -133,7 +128,7 @@ async def search_cloud(link: Link, query: str, count: int, egress: Egress) -> tu
         events.put_nowait(message)
 
     number = link.open_session(received)
-    opening = search_opening(number, query, count)
+    opening = _opening(number, SEARCH, "answer-private", SamplingParams(), query=query, top_k_documents=count)
     try:
         egress.sent(opening, link.send(opening))
         match await _next_of(link, events, TIMEOUT_S):
@@ -207,14 +202,6 @@ def _passage(found: RetrievedPassage) -> Passage:
     return Passage(found.document, found.chunk or -1, "", found.text, score, collection="", place=found.place)
 
 
-# Texts of a device's workflows that the cloud's model writes: those of agents that read nothing private.
-#
-# The device opens a session with `WRITE` as the strategy and an agent's prompt as its messages; the cloud sends the
-# text as it is written, and closes. At the cloud the text is an answer of an owner that is the device, so it has the
-# device's places, turns and memory. Not handled: a text that goes on after its link was lost; the device writes it
-# itself then.
-
-
 ALONE: Final = "autoregressive"  # how the cloud writes them
 LEVELS: Final[tuple[Privacy, ...]] = ("open", "document-private")  # of privacy at which a device may ask for them
 MAX_TOKENS: Final = 512  # of a text; agents write 160 at most
@@ -228,7 +215,13 @@ Admit = Callable[[GenerateRequest], Awaitable[Generation]]
 
 @dataclass(slots=True)
 class RemoteText:
-    """One text, at the device. `run` raises LinkError where the cloud refuses, is lost or mute, or sends nonsense."""
+    """A text of a device's workflow that the cloud's model writes, at the device: one of an agent that reads nothing
+    private.
+
+    At the cloud it is an answer of an owner that is the device, so it has the device's places, turns and memory. `run`
+    raises LinkError where the cloud refuses, is lost or mute, or sends nonsense. Not handled: a text that goes on after
+    its link was lost; the device writes it itself then.
+    """
 
     link: Link
     messages: Sequence[Mapping[str, str]]
@@ -270,22 +263,10 @@ class RemoteText:
 
     def _open(self) -> None:
         self._session = self.link.open_session(self._received)
-        opening = OpenSession(
-            session=self._session,
-            strategy=WRITE,
-            messages=[ChatMessage(message["role"], message["content"]) for message in self.messages],
-            query="",
-            sampling=sampling_to_wire(SamplingParams(temperature=0.0, seed=0)),
-            max_tokens=self.max_tokens,
-            top_k_documents=0,
-            privacy=self.privacy,
-            options=encode_options(DEFAULT_OPTIONS),
-            targets=[],
-            epoch=0,
-            constraint=None,
-            asker="",
-            cache_key=self.cache_key,
-        )
+        messages = [ChatMessage(message["role"], message["content"]) for message in self.messages]
+        more = {"messages": messages, "max_tokens": self.max_tokens, "cache_key": self.cache_key}
+        sampling = SamplingParams(temperature=0.0, seed=0)
+        opening = _opening(self._session, WRITE, self.privacy, sampling, **more)
         self.egress.sent(opening, self.link.send(opening))
 
     def _received(self, message: SessionFrame) -> None:

@@ -271,7 +271,7 @@ async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
         assert len(alone.files.groups()) == 2
         seq = alone.worker.allocate()
         ran = asyncio.Event()
-        alone.worker.forward(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late)
+        alone.worker.submit(ForwardRequest(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late))
         await ran.wait()
         alone.worker.submit(SequenceOp.release(seq))
     assert len(alone.files.groups()) == 2

@@ -53,7 +53,7 @@ async def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatc
 
     def ask(seq: SeqId) -> None:
         position = steps[seq]
-        worker.forward(Segment(seq, position, (7,)), answered(seq))
+        worker.submit(ForwardRequest(Segment(seq, position, (7,)), answered(seq)))
 
     def answered(seq: SeqId) -> Answer:
         def answer(result: object) -> None:
@@ -93,9 +93,9 @@ async def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
         received.append(engine.begun.acquire(timeout=WAIT_S))
 
     try:
-        worker.forward(Segment(first, 0, (7,)), block)
+        worker.submit(ForwardRequest(Segment(first, 0, (7,)), block))
         assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
-        worker.forward(Segment(second, 0, (7,)), received.append)
+        worker.submit(ForwardRequest(Segment(second, 0, (7,)), received.append))
         await asyncio.sleep(0)
         engine.permits.release()
         engine.permits.release()
@@ -122,7 +122,7 @@ async def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(mon
         answered.set()
 
     try:
-        worker.forward(Segment(worker.allocate(), 0, (7,)), answer)
+        worker.submit(ForwardRequest(Segment(worker.allocate(), 0, (7,)), answer))
         await answered.wait()
         await until(lambda: bool(took))
     finally:
