@@ -19,7 +19,6 @@ from paceline.core.sampling.dist import LOWEST_EXPONENT, MANTISSA_BITS, ONE
 from paceline.runtime.link.transport import CODE_BYTES, END, LENGTH_BYTES
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
-from paceline.wire.codec import MAX_OPTIONS_BYTES
 from paceline.wire.effects import DOMAIN
 from paceline.wire.identity import (
     ALPHABET,
@@ -43,6 +42,7 @@ from paceline.wire.messages import (
     CONTROL_MESSAGES,
     MAX_CONTROL_BYTES,
     MAX_FRAME_BYTES,
+    MAX_OPTIONS_BYTES,
     NONCE_BYTES,
     STRATEGY_MESSAGES,
     SUBPROTOCOL,
@@ -250,6 +250,8 @@ def _type(kind: inspect.Type) -> str:
 
 
 def _bounds(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.FloatType) and kind.le == sys.float_info.max:
+        return ""
     low, high = (getattr(kind, name, None) for name in ("min_length", "max_length"))
     if low is not None and low == high:
         return f"{low} long"

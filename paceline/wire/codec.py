@@ -8,7 +8,7 @@ fields, token ids within the vocabulary. Machines may rely on that. `OpenSession
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import astuple
 from functools import reduce
 from operator import or_
@@ -26,22 +26,13 @@ from paceline.wire.messages import (
     MAX_FRAME_BYTES,
     STRATEGY_MESSAGES,
     Frame,
-    Hello,
     Introduction,
     Message,
-    OpenSession,
     Options,
-    Ping,
-    Pong,
-    RetrievedPassages,
     Sampling,
     SentPart,
     SessionMessage,
-    bad_tokens,
-    not_finite,
 )
-
-MAX_OPTIONS_BYTES = 4096
 
 O = TypeVar("O", bound=Options)  # noqa: E741
 P = TypeVar("P", bound=SentPart)
@@ -149,7 +140,7 @@ def decode_with(decoder: Callable[[bytes], F], data: bytes, vocab_size: int | No
     if len(data) > message.max_bytes:
         what = f"a {_tag(message)} message has {len(data)} bytes"
         raise RemoteProtocolError(what, close_code=CloseCode.TOO_LARGE)
-    if (fault := _fault(message, vocab_size)) is not None:
+    if (fault := message.fault(vocab_size)) is not None:
         raise _bad(fault)
     return message
 
@@ -177,45 +168,23 @@ def encode_introduction(introduction: Introduction) -> bytes:
 
 def decode_introduction(data: bytes) -> Introduction:
     """Decode a peer's introduction. Raises RemoteProtocolError with the path of the fault."""
-    introduction = _decode_part(data, Introduction)
-    scale = introduction.relevance
-    if scale is not None and (fault := not_finite("relevance.temperature", scale.temperature)) is not None:
-        raise _bad(fault)
-    return introduction
+    return _decode_part(data, Introduction)
 
 
 def sampling_to_wire(params: SamplingParams) -> Sampling:
     """Encode sampling parameters. Raises LocalProtocolError for values that a peer would refuse."""
-    sampling = Sampling(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        logit_bias=sorted(params.logit_bias.items()),
-        seed=params.seed,
-        repetition_penalty=params.repetition_penalty,
-    )
+    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    values["logit_bias"] = sorted(params.logit_bias.items())
     try:
-        return msgspec.convert(msgspec.to_builtins(sampling), Sampling)
+        return msgspec.convert(list(values.values()), Sampling)
     except msgspec.ValidationError as error:
-        what = _INDEX.sub(lambda match: f"$.{Sampling.__struct_fields__[int(match[1])]}", str(error))
+        what = _with_field_names(str(error), Sampling.__struct_fields__)
         raise LocalProtocolError(f"sampling parameters cannot be sent: {what}") from error
 
 
 def sampling_from_wire(sampling: Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=usable_temperature(sampling.temperature),
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-        presence_penalty=sampling.presence_penalty,
-        frequency_penalty=sampling.frequency_penalty,
-        logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed,
-        repetition_penalty=sampling.repetition_penalty,
-    )
+    temperature, bias = usable_temperature(sampling.temperature), dict(sampling.logit_bias)
+    return SamplingParams(**msgspec.structs.asdict(sampling) | {"temperature": temperature, "logit_bias": bias})
 
 
 def encode_options(options: Options) -> msgspec.Raw:
@@ -230,25 +199,22 @@ def encode_options(options: Options) -> msgspec.Raw:
 
 def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
     """Decode the options of an opening, a struct of `kind`. Raises RemoteProtocolError with the path of the fault."""
-    options = _decode_part(data, kind)
-    if (fault := not_finite("options", *_floats(options))) is not None:
-        raise _bad(fault)
-    return options
+    return _decode_part(data, kind)
 
 
 def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint | None:
     if constraint is None:
         return None
-    ends = constraint.min_tokens, constraint.ignore_eos, list(constraint.stop_ids)
+    sent = {name: getattr(constraint, name) for name in messages.SentConstraint.__struct_fields__}
     thinking = None if constraint.thinking is None else messages.SentThinking(*astuple(constraint.thinking))
-    return messages.SentConstraint(constraint.kind, constraint.text, *ends, thinking)
+    return messages.SentConstraint(**sent | {"stop_ids": list(constraint.stop_ids), "thinking": thinking})
 
 
 def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:
-    ends = constraint.min_tokens, constraint.ignore_eos, tuple(constraint.stop_ids)
     sent = constraint.thinking
-    thinking = None if sent is None else Thinking(sent.begin, sent.end, sent.begun, sent.budget)
-    return Constraint(constraint.kind, constraint.text, *ends, thinking)
+    thinking = None if sent is None else Thinking(*msgspec.structs.astuple(sent))
+    fields = msgspec.structs.asdict(constraint)
+    return Constraint(**fields | {"stop_ids": tuple(constraint.stop_ids), "thinking": thinking})
 
 
 def _decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
@@ -274,46 +240,6 @@ def _with_field_name(what: str, data: bytes) -> str:
 
 def _with_field_names(what: str, names: tuple[str, ...]) -> str:
     return _INDEX.sub(lambda match: f"$.{names[int(match[1])]}" if int(match[1]) < len(names) else match[0], what)
-
-
-def _is_object(text: str) -> bool:
-    """An empty text stands for an empty object."""
-    try:
-        return not text or isinstance(msgspec.json.decode(text), dict)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-
-
-def _fault(message: Frame, vocab_size: int | None) -> str | None:
-    """First fault of a message whose fields have the right types; None without one."""
-    match message:
-        case SessionMessage():
-            return message.fault(vocab_size)
-        case OpenSession(sampling=sampling):
-            biased = [token for token, _ in sampling.logit_bias]
-            if len(set(biased)) != len(biased):
-                return "logit_bias names a token twice - at `$.sampling.logit_bias`"
-            if len(bytes(message.options)) > MAX_OPTIONS_BYTES:
-                return f"options of more than {MAX_OPTIONS_BYTES} bytes - at `$.options`"
-            if not _is_object(message.template):
-                return "no JSON object - at `$.template`"
-            return (
-                not_finite("sampling", *_floats(sampling), *(bias for _, bias in sampling.logit_bias))
-                or bad_tokens("targets", message.targets, 0, vocab_size)
-                or bad_tokens("sampling.logit_bias", biased, 0, vocab_size)
-            )
-        case RetrievedPassages():
-            return not_finite("passages", *(passage.score for passage in message.passages))
-        case Ping() | Pong():
-            return not_finite("sent_at", *_floats(message))
-        case Hello():
-            return None if message.device else "a device has no name - at `$.device`"
-        case _:
-            return None
-
-
-def _floats(struct: msgspec.Struct) -> Iterable[float]:
-    return [value for value in msgspec.structs.astuple(struct) if isinstance(value, float)]
 
 
 def _tag(message: Frame) -> str:

@@ -9,7 +9,7 @@ messages of the strategies in this package are defined here, others are added wi
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Final, Literal, Self
 
@@ -36,6 +36,7 @@ Text = Annotated[str, msgspec.Meta(max_length=1_048_576)]
 Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+Finite = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]  # no infinity, nor NaN
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 SessionNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 PublicKey = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
@@ -51,6 +52,13 @@ class Frame(SentPart, frozen=True, tag_field="t"):
     """Base of a message that fills a frame: its array begins with the tag."""
 
     max_bytes: ClassVar[int] = MAX_CONTROL_BYTES  # limit of its frame
+
+    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for others
+        """Description of fields that contradict each other or the vocabulary; None without a fault.
+
+        Types, ranges and lengths have been checked. vocab_size: None if unknown.
+        """
+        return None
 
 
 # Messages by which the two ends of a link prove who they are, and by which a device's key is renewed.
@@ -69,7 +77,7 @@ class Hello(Frame, frozen=True, tag="hello"):
     """First message, from whoever has dialled: all that it tells a listener that has not proved its key."""
 
     version: Count
-    device: Name  # of a pipeline's head or stage: what it dials for
+    device: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]  # of a head or stage: what it dials for
     nonce: Nonce
 
 
@@ -146,6 +154,7 @@ IDENTITY_MESSAGES: tuple[type[Frame], ...] = (Hello, Challenge, Proof, Welcome, 
 VERSION = 1
 SUBPROTOCOL = "paceline.v1"
 
+MAX_OPTIONS_BYTES = 4096
 MAX_TEMPLATE = 4096  # characters of the JSON of a chat template's variables
 LAST_TOKEN = 2**31 - 1
 LANES = bytes(range(3))
@@ -167,13 +176,6 @@ class SessionMessage(SessionFrame, frozen=True):
 
     epoch: Count  # epoch of the opening it belongs to; a message of another epoch is dropped
 
-    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
-        """Description of fields that contradict each other or the vocabulary; None without a fault.
-
-        Types, ranges and lengths have been checked. vocab_size: None if unknown.
-        """
-        return None
-
     def to_compact(self) -> tuple[list[int], bytes] | None:
         """Numbers and last bytes of the short form; None: this message is sent as an array."""
         return None
@@ -186,13 +188,13 @@ class SessionMessage(SessionFrame, frozen=True):
 
 # ---- connection -----------------------------------------------------------------------------------------------------
 class Ping(Frame, frozen=True, tag="ping"):
-    sent_at: float  # s, the sender's clock; returned in Pong
+    sent_at: Finite  # s, the sender's clock; returned in Pong
     documents: Count | None = None  # number that the sender can search now; None: as it said last
 
 
 class Pong(Frame, frozen=True, tag="pong"):
-    sent_at: float
-    held_s: float  # between receiving the ping and answering it
+    sent_at: Finite
+    held_s: Finite  # between receiving the ping and answering it
 
 
 class Drain(Frame, frozen=True, tag="drain"):
@@ -273,6 +275,18 @@ class OpenSession(SessionFrame, frozen=True, tag="open"):
     trace: Name = ""  # random id of the client's request, for the logs of both sides
     template: Annotated[str, msgspec.Meta(max_length=MAX_TEMPLATE)] = ""  # JSON: further variables of chat templates
 
+    def fault(self, vocab_size: int | None) -> str | None:
+        biased = [token for token, _ in self.sampling.logit_bias]
+        if len(set(biased)) != len(biased):
+            return "logit_bias names a token twice - at `$.sampling.logit_bias`"
+        if len(bytes(self.options)) > MAX_OPTIONS_BYTES:
+            return f"options of more than {MAX_OPTIONS_BYTES} bytes - at `$.options`"
+        if not _is_object(self.template):
+            return "no JSON object - at `$.template`"
+        return bad_tokens("targets", self.targets, 0, vocab_size) or (
+            bad_tokens("sampling.logit_bias", biased, 0, vocab_size)
+        )
+
 
 REFUSED: Final = "refused: "  # begins the reason with which a side closes a session that it does not take part in
 
@@ -341,10 +355,7 @@ class EvidenceWeight(SessionMessage, frozen=True, tag="w"):
 
     kind = "weight"
 
-    log_weight: float | None
-
-    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
-        return None if self.log_weight is None else not_finite("log_weight", self.log_weight)
+    log_weight: Finite | None
 
 
 class DetailRequest(SessionMessage, frozen=True, tag="more"):
@@ -420,9 +431,6 @@ class SpeedReport(SessionMessage, frozen=True, tag="pace"):
     decode_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, a forward of one row
     row_s: Annotated[float, msgspec.Meta(ge=0, le=3600)]  # s, each further row
 
-    def fault(self, vocab_size: int | None) -> str | None:  # noqa: ARG002  # for other messages
-        return not_finite("decode_s", self.decode_s, self.row_s)
-
 
 class SyncState(SessionMessage, frozen=True, tag="have"):
     """State of the sender after a time without progress, so that the receiver can send lost messages again."""
@@ -439,7 +447,7 @@ class RetrievedPassage(SentPart, frozen=True):
 
     document: Annotated[str, msgspec.Meta(max_length=1024)]
     text: Annotated[str, msgspec.Meta(max_length=16_384)]
-    score: float
+    score: Finite
     place: Annotated[str, msgspec.Meta(max_length=256)] = ""  # in the document, for people
     chunk: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0  # its id at the sender, which shows it under that; 0: none
 
@@ -492,9 +500,12 @@ ANSWERED_BY: Final[Mapping[str, type[SessionFrame]]] = {SEARCH: RetrievedPassage
 Message = Hello | Challenge | Proof | Welcome | RenewKey | NewKey | KeyKept | Ping | Pong | Drain | SessionFrame
 
 
-def not_finite(path: str, *values: float) -> str | None:
-    """Description of a number that is not finite in the field at this path; None if all are finite."""
-    return None if all(map(math.isfinite, values)) else f"a number that is not finite - at `$.{path}`"
+def _is_object(text: str) -> bool:
+    """An empty text stands for an empty object."""
+    try:
+        return not text or isinstance(msgspec.json.decode(text), dict)
+    except (msgspec.DecodeError, RecursionError):
+        return False
 
 
 def bad_tokens(path: str, tokens: list[int], start: int, vocab_size: int | None) -> str | None:
