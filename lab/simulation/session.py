@@ -43,7 +43,7 @@ from paceline.strategies.base import (
     TimerFired,
     other,
 )
-from paceline.wire.codec import decode_options, encode_options, sampling_from_wire, sampling_to_wire
+from paceline.wire.codec import decode_part, encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import CloseSession, OpenSession, SessionFrame, SessionMessage
 
 
@@ -205,7 +205,7 @@ class SimulatedSession:
     def _join(self, opening: OpenSession) -> None:
         """Take part from the opening's targets on, or refuse. A machine of an earlier opening ends."""
         strategy = self.request.strategy
-        options = decode_options(opening.options, strategy.options)
+        options = decode_part(opening.options, strategy.options)
         self.deliver(Cancelled())
         self._number = opening.session
         self.refusal = strategy.accepts(opening, options)

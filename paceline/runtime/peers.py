@@ -27,7 +27,7 @@ from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of,
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
 from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import constraint_from_wire, decode_options, sampling_from_wire
+from paceline.wire.codec import constraint_from_wire, decode_part, sampling_from_wire
 from paceline.wire.messages import (
     REFUSED,
     SEARCH,
@@ -207,7 +207,7 @@ class Peers:
         if opening.privacy not in strategy.privacy_levels:
             raise PacelineError(f"the privacy level '{opening.privacy}' takes no second side")
         try:
-            options = decode_options(opening.options, strategy.options)
+            options = decode_part(opening.options, strategy.options)
         except RemoteProtocolError as error:
             raise PacelineError(f"the options of '{strategy.name}' cannot be read: {error}") from error
         if (refusal := strategy.accepts(opening, options)) is not None:

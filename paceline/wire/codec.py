@@ -2,7 +2,7 @@
 
 A decoded message has been checked on its own: types and ranges (messages.py), finite floats, consistency between
 fields, token ids within the vocabulary. Machines may rely on that. `OpenSession.options` is decoded by
-`decode_options`, once the strategy is known.
+`decode_part`, once the strategy is known.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from paceline.wire.messages import (
     MAX_FRAME_BYTES,
     STRATEGY_MESSAGES,
     Frame,
-    Introduction,
     Message,
     Options,
     Sampling,
@@ -34,7 +33,6 @@ from paceline.wire.messages import (
     SessionMessage,
 )
 
-O = TypeVar("O", bound=Options)  # noqa: E741
 P = TypeVar("P", bound=SentPart)
 F = TypeVar("F", bound=Frame)
 
@@ -44,70 +42,41 @@ _encoder = msgspec.msgpack.Encoder()
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
 
 
-class _Registry:
-    """Structs of the messages that can be decoded, by tag. Complete once all strategies are registered, before a link
-    is up."""
+class _Known:
+    """Structs of the messages that can be decoded. Complete once all strategies are registered, before a link is up."""
 
-    def __init__(self) -> None:
-        self._structs: dict[str, type[Frame]] = {}
-        self.add(*CONTROL_MESSAGES, *STRATEGY_MESSAGES)
-
-    def add(self, *structs: type[Frame]) -> None:
-        for struct in structs:
-            tag = str(struct.__struct_config__.tag)
-            if self._structs.setdefault(tag, struct) is not struct:
-                raise ValueError(f"the tag {tag!r} is {self._structs[tag].__name__}'s")
-        self._rebuild()
-
-    def remove(self, *structs: type[Frame]) -> None:
-        for struct in structs:
-            del self._structs[str(struct.__struct_config__.tag)]
-        self._rebuild()
-
-    @property
-    def structs(self) -> tuple[type[Frame], ...]:
-        return tuple(self._structs.values())
-
-    def decode_compact(self, data: bytes) -> SessionMessage:
-        """Decode the short form. Raises RemoteProtocolError."""
-        code = payloads.code_of(data)
-        kind = None if code is None else self._compact.get(code)
-        if kind is None:
-            raise _bad(f"no message has the code {code}")
-        session, epoch, numbers, rest = payloads.unpack(data, kind.compact_numbers)
-        try:
-            fields = kind.from_compact(numbers, rest)
-            return msgspec.convert([kind.__struct_config__.tag, session, epoch, *fields], kind)
-        except msgspec.ValidationError as error:
-            raise _bad(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
-
-    def _rebuild(self) -> None:
-        kinds = reduce(or_, self._structs.values())
-        session_kinds = [kind for kind in self._structs.values() if issubclass(kind, SessionMessage)]
-        self._compact = {kind.compact_code: kind for kind in session_kinds if kind.compact_code is not None}
-        self.decoder = cast("msgspec.msgpack.Decoder[Message]", msgspec.msgpack.Decoder(kinds))
-
-    def fields(self, tag: object) -> tuple[str, ...]:
-        """Field names of the message with this tag; none for an unknown tag."""
-        return self._structs[tag].__struct_fields__ if isinstance(tag, str) and tag in self._structs else ()
+    def __init__(self, structs: dict[str, type[Frame]]) -> None:
+        """structs: by tag."""
+        self.structs = structs
+        kinds = [kind for kind in structs.values() if issubclass(kind, SessionMessage)]
+        self.compact = {kind.compact_code: kind for kind in kinds if kind.compact_code is not None}
+        decoder = msgspec.msgpack.Decoder(reduce(or_, structs.values()))
+        self.decoder = cast("msgspec.msgpack.Decoder[Message]", decoder)
 
 
-_registry = _Registry()
+_known = _Known({str(kind.__struct_config__.tag): kind for kind in (*CONTROL_MESSAGES, *STRATEGY_MESSAGES)})
 
 
 def register(*structs: type[SessionMessage]) -> None:
     """Add a strategy's messages to those the link decodes. Raises ValueError for a tag that is taken."""
-    _registry.add(*structs)
+    global _known
+    known = dict(_known.structs)
+    for struct in structs:
+        tag = str(struct.__struct_config__.tag)
+        if known.setdefault(tag, struct) is not struct:
+            raise ValueError(f"the tag {tag!r} is {known[tag].__name__}'s")
+    _known = _Known(known)
 
 
 def registered() -> tuple[type[Frame], ...]:
     """Structs of all messages that the link decodes now."""
-    return _registry.structs
+    return tuple(_known.structs.values())
 
 
 def unregister(*structs: type[SessionMessage]) -> None:
     """Undo `register`."""
-    _registry.remove(*structs)
+    global _known
+    _known = _Known({tag: kind for tag, kind in _known.structs.items() if kind not in structs})
 
 
 def encode(message: Frame) -> bytes:
@@ -125,7 +94,7 @@ def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     """Decode one frame. Raises only RemoteProtocolError, with the close code and the path of the fault."""
     if len(data) > MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
-    decoder = _registry.decode_compact if payloads.code_of(data) else _registry.decoder.decode
+    decoder = _decode_compact if payloads.code_of(data) else _known.decoder.decode
     return decode_with(decoder, data, vocab_size)
 
 
@@ -153,6 +122,19 @@ def _compact(message: Frame) -> bytes | None:
     return None if parts is None else payloads.pack(message.compact_code, message.session, message.epoch, *parts)
 
 
+def _decode_compact(data: bytes) -> SessionMessage:
+    code = payloads.code_of(data)
+    kind = None if code is None else _known.compact.get(code)
+    if kind is None:
+        raise _bad(f"no message has the code {code}")
+    session, epoch, numbers, rest = payloads.unpack(data, kind.compact_numbers)
+    try:
+        fields = kind.from_compact(numbers, rest)
+        return msgspec.convert([kind.__struct_config__.tag, session, epoch, *fields], kind)
+    except msgspec.ValidationError as error:
+        raise _bad(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
+
+
 def peek_version(data: bytes) -> int | None:
     """Protocol version in a hello of any version, for a precise refusal. None for any other frame."""
     fields = _array(data) if len(data) <= MAX_CONTROL_BYTES else []
@@ -161,14 +143,20 @@ def peek_version(data: bytes) -> int | None:
     return fields[1]
 
 
-def encode_introduction(introduction: Introduction) -> bytes:
-    """Encode the field `introduction` of Proof and Welcome. These bytes are signed."""
-    return _encoder.encode(introduction)
+def encode_part(part: SentPart) -> bytes:
+    """Encode what a message carries as bytes, as an introduction, which is signed in this form."""
+    return _encoder.encode(part)
 
 
-def decode_introduction(data: bytes) -> Introduction:
-    """Decode a peer's introduction. Raises RemoteProtocolError with the path of the fault."""
-    return _decode_part(data, Introduction)
+def decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
+    """Decode what a message carries as bytes, or the options of an opening. Raises RemoteProtocolError with the path of
+    the fault."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise _bad(str(error)) from error
 
 
 def sampling_to_wire(params: SamplingParams) -> Sampling:
@@ -191,15 +179,10 @@ def encode_options(options: Options) -> msgspec.Raw:
     """Encode the field `OpenSession.options`. Raises LocalProtocolError when a peer would refuse it."""
     data = _encoder.encode(options)
     try:
-        decode_options(msgspec.Raw(data), type(options))
+        decode_part(data, type(options))
     except RemoteProtocolError as error:
         raise LocalProtocolError(f"options cannot be sent: {error}") from error
     return msgspec.Raw(data)
-
-
-def decode_options(data: msgspec.Raw, kind: type[O]) -> O:
-    """Decode the options of an opening, a struct of `kind`. Raises RemoteProtocolError with the path of the fault."""
-    return _decode_part(data, kind)
 
 
 def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint | None:
@@ -217,15 +200,6 @@ def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:
     return Constraint(**fields | {"stop_ids": tuple(constraint.stop_ids), "thinking": thinking})
 
 
-def _decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad(str(error)) from error
-
-
 def _array(data: bytes) -> list[Any]:
     try:
         return _array_decoder.decode(data)
@@ -235,7 +209,9 @@ def _array(data: bytes) -> list[Any]:
 
 def _with_field_name(what: str, data: bytes) -> str:
     """Replace msgspec's array index in a path by the field name; index 0 is the tag."""
-    return _with_field_names(what, ("tag", *_registry.fields(next(iter(_array(data)), None))))
+    tag = next(iter(_array(data)), None)
+    kind = _known.structs.get(tag) if isinstance(tag, str) else None
+    return _with_field_names(what, ("tag", *(() if kind is None else kind.__struct_fields__)))
 
 
 def _with_field_names(what: str, names: tuple[str, ...]) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import decode_introduction, encode, encode_introduction
+from paceline.wire.codec import decode_part, encode, encode_part
 from paceline.wire.effects import Claim, Effect, KeepKey, MakeKey, SettleKey, Signer, Transmit, Verify, signed_bytes
 from paceline.wire.messages import (
     MAX_KEYS,
@@ -168,7 +168,7 @@ class _End:
         own = self._introduction
         if own is None:
             return None
-        peer = decode_introduction(introduction)
+        peer = decode_part(introduction, Introduction)
         self._known = [name for name in own.strategies if name in peer.strategies]
         alike = own.tokenizer == peer.tokenizer
         if not self._known:
@@ -216,7 +216,7 @@ class DiallerHandshake(_End):
     def prove(self, key: bytes) -> bytes:
         """The Proof's frame, once the claim is proved by this key."""
         self.server_key = key
-        introduction = b"" if self._introduction is None else encode_introduction(self._introduction)
+        introduction = b"" if self._introduction is None else encode_part(self._introduction)
         signed = self._signed(PROOF, introduction)
         return self._add(encode(Proof(introduction, [key.sign(signed) for key in self.keys])))
 
@@ -274,7 +274,7 @@ class ListenerHandshake(_End):
         peer, own = self._meet(self._proof.introduction), self._introduction
         introduction = b""
         if own is not None:
-            introduction = encode_introduction(msgspec.structs.replace(own, strategies=self._known))
+            introduction = encode_part(msgspec.structs.replace(own, strategies=self._known))
         signature = self.key.sign(self._signed(WELCOME, introduction, key))
         return self._add(encode(Welcome(introduction, key, signature))), peer
 

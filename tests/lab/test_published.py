@@ -11,7 +11,7 @@ from lab.published import PUBLISHED, DiaaOptions, DragonOptions
 from lab.simulation import Simulation
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.wire.codec import decode_options, encode_options
+from paceline.wire.codec import decode_part, encode_options
 from tests.strategies.cases import MAX_TOKENS, SAMPLINGS, VOCAB, Manner, engines, job
 from tests.strategies.conformance.laws import alone
 
@@ -20,7 +20,7 @@ BY_NAME = {strategy.name: strategy for strategy in PUBLISHED}
 
 @pytest.mark.parametrize("options", [DiaaOptions(), DiaaOptions(interval=3, nodes=8, threshold=0.2)])
 def test_diaa_writes_the_target_s_text(options: DiaaOptions) -> None:
-    assert decode_options(encode_options(options), DiaaOptions) == options
+    assert decode_part(encode_options(options), DiaaOptions) == options
     table, stats = LookupTable(VOCAB), OnlineStats()
     drafted = 0.0
     for sampling in SAMPLINGS.values():

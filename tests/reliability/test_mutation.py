@@ -8,7 +8,7 @@ import pytest
 
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import decode, decode_options
+from paceline.wire.codec import decode, decode_part
 from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, Frame, OpenSession, SessionMessage
 from paceline.wire.payloads import FIRST_OF_ARRAY
 from paceline.wire.verify_messages import VERIFY_MESSAGES
@@ -40,7 +40,7 @@ def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> No
         if opening.strategy not in STRATEGIES:
             continue
         try:
-            decode_options(opening.options, STRATEGIES[opening.strategy].options)
+            decode_part(opening.options, STRATEGIES[opening.strategy].options)
             fitting.add(opening.strategy)
         except RemoteProtocolError:
             other.add(opening.strategy)

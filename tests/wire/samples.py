@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.sampling.dist import Dist
-from paceline.wire.codec import encode_introduction, encode_options
+from paceline.wire.codec import encode_options, encode_part
 from paceline.wire.dist_codec import encode_dist
 from paceline.wire.messages import (
     KEY_BYTES,
@@ -49,8 +49,8 @@ SIGNATURE = bytes(SIGNATURE_BYTES)
 KEY = bytes(KEY_BYTES)
 HELLO = Hello(version=VERSION, device="laptop", nonce=bytes(NONCE_BYTES))
 CHALLENGE = Challenge(version=VERSION, name="", nonce=bytes(NONCE_BYTES), signature=SIGNATURE)
-PROOF = Proof(introduction=encode_introduction(DEVICE), signatures=[SIGNATURE])
-WELCOME = Welcome(introduction=encode_introduction(CLOUD), key=KEY, signature=SIGNATURE)
+PROOF = Proof(introduction=encode_part(DEVICE), signatures=[SIGNATURE])
+WELCOME = Welcome(introduction=encode_part(CLOUD), key=KEY, signature=SIGNATURE)
 SAMPLING = Sampling(
     temperature=1.0,
     top_p=0.9,

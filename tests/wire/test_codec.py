@@ -18,7 +18,7 @@ from paceline.wire.codec import (
     constraint_to_wire,
     decode,
     encode,
-    encode_introduction,
+    encode_part,
     peek_version,
     sampling_from_wire,
     sampling_to_wire,
@@ -174,7 +174,7 @@ def test_a_frame_beyond_the_limit_is_too_large() -> None:
 
 
 def test_a_control_message_has_the_smaller_limit() -> None:
-    wide = replace(PROOF, introduction=encode_introduction(replace(DEVICE, strategies=["s" * 256] * 64)))
+    wide = replace(PROOF, introduction=encode_part(replace(DEVICE, strategies=["s" * 256] * 64)))
     assert len(encode(wide)) < MAX_CONTROL_BYTES
     raw = msgspec.msgpack.encode(["ping", 1.0]).replace(b"\xa4ping", b"\xdb\x00\x00\x00\x04ping")
     assert decode(raw) == Ping(sent_at=1.0)
