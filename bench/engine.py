@@ -25,11 +25,10 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import ModelInfo
+from paceline.engine.base import Logits, ModelInfo
 from paceline.engine.model_config import cache_input
 from paceline.engine.number_format import served_dtype
 from paceline.engine.paged.engine import PagedEngine, paged_engine
-from paceline.engine.tensors import dists
 from paceline.errors import ConfigError, EngineError
 
 from . import gpu_step
@@ -195,17 +194,17 @@ class _Paged:
         self._engine, self._seq, self._prefix, self._vocab = engine, SeqId(0), load.prefix, load.shape.vocab
         engine.forward(Batch((Segment(self._seq, 0, tuple(i % load.shape.vocab for i in range(load.prefix))),)))
 
-    def _scores(self, rows: int) -> torch.Tensor:
+    def _logits(self, rows: int) -> Logits:
         tokens = tuple(i % self._vocab for i in range(rows))
-        scores = self._engine.scores(Batch((Segment(self._seq, self._prefix, tokens, logits="all"),)))
+        (logits,) = self._engine.forward(Batch((Segment(self._seq, self._prefix, tokens, logits="all"),))).logits
         self._engine.truncate(self._seq, self._prefix)
-        return scores
+        return logits
 
     def forward(self, rows: int) -> None:
-        self._scores(rows)
+        self._logits(rows)
 
     def distributions(self, rows: int) -> None:
-        dists(self._scores(rows))
+        self._logits(rows).dists()
 
 
 def _interleaved(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[list[float]]:

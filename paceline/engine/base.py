@@ -125,13 +125,17 @@ class SampleRequest(msgspec.Struct, frozen=True):
         branches = [[dist for part in parts for dist in part.dists()] for parts in self.branches]
         if self.mixture is not None:
             return sample_mixed_rows(branches, self.rows, self.mixture)
+        return self.row_by_row(lambda row: sample_row(branches[0][row], self.rows[row]))
+
+    def row_by_row(self, sampled: Callable[[int], SampledRow]) -> tuple[SampledRow, ...]:
+        """The rows of one branch; of a tree those to which its tokens lead."""
         if self.tree is None:
-            return tuple(sample_row(dist, row) for dist, row in zip(branches[0], self.rows, strict=True))
+            return tuple(map(sampled, range(len(self.rows))))
         found = [NOT_SAMPLED] * len(self.rows)
         for root in self.tree.roots:
             row: int | None = root
             while row is not None:
-                found[row] = sample_row(branches[0][row], self.rows[row])
+                found[row] = sampled(row)
                 row = self.tree.child(row, found[row].token)
         return tuple(found)
 

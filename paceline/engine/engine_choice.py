@@ -6,24 +6,22 @@ rounded to the weights' format; it stays on the disk where llama.cpp is taken: f
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine
 from paceline.engine.llama_cpp.engine import load_gguf
-from paceline.engine.llama_cpp.library import conditions, is_installed
+from paceline.engine.llama_cpp.library import conditions, is_installed, measured
 from paceline.errors import PacelineError
 from paceline.hub.download import SHA256, path_part
-from paceline.hub.gguf import GgufModel, cache
+from paceline.hub.gguf import GgufModel
 from paceline.hub.quantize import is_convertible, quantized
 from paceline.system import processor
 
@@ -64,23 +62,22 @@ def on_llama_cpp(
         return None
     if not has_torch:
         return quantized(directory, None, fingerprint)
-    kept = cache() / "engines" / f"{path_part(fingerprint, SHA256)}.json"
-    known = f"{processor()}, {conditions(threads or 0)}, torch {version('torch')}"
-    times = _kept(kept, known)
-    if times is None:
+
+    def measure() -> list[Any]:
         log.info("%s is timed on both engines that can run it, once", name)
-        try:
-            model = quantized(directory, None, fingerprint)
-            times = [timed(on_torch()), timed(load_gguf(model, name=name, threads=threads, streams=ANSWERS))]
-        except PacelineError as error:  # such as too little room on the disk
-            log.warning("%s is not timed, and runs on torch: %s", name, error)
-            return None
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps([known, *map(asdict, times)]), "utf-8")
+        model = quantized(directory, None, fingerprint)
+        times = [timed(on_torch()), timed(load_gguf(model, name=name, threads=threads, streams=ANSWERS))]
         if not _is_better(*times):
             model.path.unlink(missing_ok=True)
-    on_torch_s, on_llama_s = times
+        return [*map(asdict, times)]
+
+    kept = f"engines/{path_part(fingerprint, SHA256)}.json"
+    known = f"{processor()}, {conditions(threads or 0)}, torch {version('torch')}"
+    try:
+        on_torch_s, on_llama_s = (Times(**each) for each in measured(kept, known, measure))
+    except PacelineError as error:  # such as too little room on the disk
+        log.warning("%s is not timed, and runs on torch: %s", name, error)
+        return None
     is_better = _is_better(on_torch_s, on_llama_s)
     first, second = (on_llama_s, on_torch_s) if is_better else (on_torch_s, on_llama_s)
     log.info("%s: a token of one answer, and one each of %d, take %s; %s", name, ANSWERS, first, second)
@@ -89,14 +86,6 @@ def on_llama_cpp(
 
 def _is_better(on_torch: Times, on_llama: Times) -> bool:
     return on_llama.is_exact and on_llama.one * on_llama.many < on_torch.one * on_torch.many
-
-
-def _kept(file: Path, known: str) -> list[Times] | None:
-    try:
-        conditions, *times = json.loads(file.read_text("utf-8"))
-        return [Times(**each) for each in times] if conditions == known else None
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def timed(engine: Engine) -> Times:

@@ -27,7 +27,7 @@ from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, find,
 from paceline.engine.model_config import max_positions
 from paceline.engine.number_format import choose_format, format_of
 from paceline.engine.paged.attention.backends import AttentionBackend, DeviceStep, make_attention
-from paceline.engine.paged.engine import best_attention, output_of, patch_model
+from paceline.engine.paged.engine import output_of, patch_model
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.quantized import read_as_stored, tensors_of
 from paceline.engine.tensors import use_device
@@ -90,17 +90,8 @@ class Stage(PagedKvCache):
         left = without_dropped(batch, placed)
         if hidden is not None and left.num_rows < len(hidden):
             hidden = hidden[kept_rows(batch, placed)]
-        if left.num_rows:
-            flat = self._allocate(placed)
-            try:
-                with torch.inference_mode():
-                    result = self._run(self._attention.prepare(flat), hidden)
-            except RuntimeError as error:  # torch raises it when memory runs out
-                self._roll_back(placed)
-                raise EngineError(f"the stage could not run: {error}") from error
-        else:
-            result = torch.empty(0, self._info.vocab_size if self._is_last else 0)
-        self._written(placed)
+        width = self._info.vocab_size if self._is_last else 0  # of no rows
+        result = self._computed(placed, width, lambda flat: self._run(self._attention.prepare(flat), hidden))
         if self._is_last:
             return StageOutput(left, None, output_of(placed, result))
         return StageOutput(left, result.float().cpu().numpy(), None)
@@ -178,7 +169,7 @@ def load_stage(
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:
         storage, asked = patch_model(model, kv_rows=options.kv_rows, kv_mib=options.kv_mib, probe=probe)
-        attention = make_attention(options.attention or best_attention(storage, asked), storage, asked)
+        attention = make_attention(options.attention, storage, asked)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be cut into stages: {error}") from error
     return Stage(model, info, storage, attention, first=first, stop=stop, num_layers=layers)

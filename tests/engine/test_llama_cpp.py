@@ -64,7 +64,7 @@ def test_what_was_measured_is_believed_under_the_same_conditions_alone(
 ) -> None:
     gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32)
     measured: list[int] = []
-    monkeypatch.setattr(LlamaContext, "_measured", lambda _: measured.append(1) or Exactness(1, False))
+    monkeypatch.setattr(LlamaContext, "exactness", lambda _: measured.append(1) or Exactness(1, False))
     assert gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32).info.is_exact and not measured
     assert not gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32, threads=2).info.is_exact and measured
     for kept in checkpoint("llama").parent.glob("cache/paceline/llama.cpp/*"):
@@ -75,10 +75,8 @@ def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=GGMLQuantizationType.Q8_0)
-    grown, whole = (
-        LlamaContext(tmp_path / "model.gguf", rows=699, threads=1, grows=grows, exactness=Exactness(1, True))
-        for grows in (True, False)
-    )
+    grown, whole = (LlamaContext(tmp_path / "model.gguf", rows=699, threads=1, grows=grows) for grows in (True, False))
+    grown.is_exact = whole.is_exact = True
     whole.resize(699, 2, ())
     grown.resize(0, 2, ())
     for start in range(0, 672, 28):

@@ -12,12 +12,9 @@ takes its place, with what it holds, once more sequences or longer ones are ther
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -27,12 +24,12 @@ from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId, common_length
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
-from paceline.engine.llama_cpp.library import MOST_ROWS, Exactness, LlamaContext, Scores, Stretch, conditions
+from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch, conditions, measured
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
-from paceline.hub.gguf import GgufModel, cache
+from paceline.hub.gguf import GgufModel
 from paceline.system import cores
 
 log = logging.getLogger("paceline.engine")
@@ -326,15 +323,6 @@ class LlamaCppEngine(TableEngine):
             each.at += size
 
 
-def _measured(kept: Path, known: str) -> Exactness | None:
-    """The exactness that an earlier start has measured under the same conditions; None: there was none."""
-    try:
-        conditions, least_rows, is_exact = json.loads(kept.read_text("utf-8"))
-        return Exactness(int(least_rows), bool(is_exact)) if conditions == known else None
-    except (OSError, ValueError, TypeError):
-        return None
-
-
 def load_gguf(
     model: GgufModel,
     *,
@@ -360,13 +348,9 @@ def load_gguf(
         )
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
     threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
-    kept, known = cache() / "llama.cpp" / f"{model.fingerprint}.json", conditions(threads)
-    exactness = _measured(kept, known)
-    context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows, exactness=exactness)
-    if exactness is None:
-        with suppress(OSError):
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps([known, context.least_rows, context.is_exact]), "utf-8")
+    context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows)
+    kept = f"llama.cpp/{model.fingerprint}.json"
+    context.least_rows, context.is_exact = measured(kept, conditions(threads), lambda: [*context.exactness()])
     info = ModelInfo(
         name=name,
         fingerprint=model.fingerprint,

@@ -7,21 +7,24 @@ what the library fills them with is compared with what is declared.
 from __future__ import annotations
 
 import ctypes
+import functools
+import json
 import logging
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError, EngineError
+from paceline.hub.gguf import cache
 
 Scores = NDArray[np.float32]
 
@@ -167,7 +170,7 @@ def is_installed() -> bool:
     return find_spec(_PACKAGE) is not None
 
 
-@cache
+@functools.cache
 def _library() -> ctypes.CDLL:
     """Raises ConfigError where the package is missing, cannot be loaded, or is of another layout."""
     found = find_spec(_PACKAGE)
@@ -242,6 +245,22 @@ def conditions(threads: int) -> str:
     return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, {threads} threads"
 
 
+def measured(name: str, conditions: str, measure: Callable[[], list[Any]]) -> list[Any]:
+    """What was measured under these conditions before, or is now. name: of the file in the cache that keeps it."""
+    file = cache() / name
+    try:
+        kept: list[Any] = json.loads(file.read_text("utf-8"))
+        if kept[0] == conditions:
+            return kept[1:]
+    except (OSError, ValueError, LookupError):
+        pass
+    found = measure()
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps([conditions, *found]), "utf-8")
+    return found
+
+
 class LlamaContext:
     """A model and its KV cache, in streams of equal size that do not touch. For one thread.
 
@@ -257,10 +276,9 @@ class LlamaContext:
         rows: int,
         threads: int,
         grows: bool = True,
-        exactness: Exactness | None = None,
     ) -> None:
         """One stream, empty. rows: of each at most. grows: up to them; False where a row's numbers depend on how many
-        there may be. exactness: as measured before; None to measure it.
+        there may be.
 
         Raises ConfigError for a file that llama.cpp does not load, and too little memory.
         """
@@ -281,7 +299,7 @@ class LlamaContext:
         self.num_weights = int(library.llama_model_n_params(self._model))
         if library.llama_model_is_recurrent(self._model) or library.llama_model_is_hybrid(self._model):
             raise ConfigError(f"{file} cannot be served: its model keeps a state in place of a row for each token.")
-        self.least_rows, self.is_exact = exactness or self._measured()
+        self.least_rows, self.is_exact = 1, False  # until it is measured
 
     def resize(self, rows: int, streams: int, kept: Sequence[int]) -> None:
         """Make the cache for so many rows of each stream at least. kept: streams that are the first ones then.
@@ -308,11 +326,10 @@ class LlamaContext:
             if state:
                 self.restore(stream, state)
 
-    def _measured(self) -> Exactness:
-        """(1, True) if rows have the same scores however a text is divided, (2, True) if all have that are not
-        computed alone, else (1, False)."""
+    def exactness(self) -> Exactness:
+        """As it is measured: (1, True) if rows have the same scores however a text is divided, (2, True) if all have
+        that are not computed alone, else (1, False)."""
         tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
-        self.least_rows, self.is_exact = 1, False
         whole = self._divided(tokens, (_PROBE,))
         for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1, 20)), (2, (2, 3, 4, 5, 6, 20))):
             if np.array_equal(whole, self._divided(tokens, widths)):

@@ -23,11 +23,9 @@ from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
 from paceline.engine.paged.attention.backends import (
     Attention,
     AttentionBackend,
-    AttentionName,
     DeviceStep,
     ModelAttention,
     Tiled,
-    choose_attention,
     make_attention,
 )
 from paceline.engine.paged.attention.tile_plan import (
@@ -46,7 +44,7 @@ from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.paged.packed_linear import pack, release_mapped_weights
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.self_test import agrees, plain_scores, prompt_for
-from paceline.engine.tensors import engine_error, use_device
+from paceline.engine.tensors import use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
@@ -227,36 +225,17 @@ class PagedEngine(PagedKvCache):
         return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
-        return output_of(*self._run(batch))
+        use_device(self._device)
+        placed = self._table.place(batch)
+        return output_of(placed, self._computed(placed, self._info.vocab_size, self._scored))
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         use_device(self._device)
         return self._sampler(requests)
 
-    def scores(self, batch: Batch) -> Tensor:
-        """(wanted, vocab): a forward that returns logits instead of distributions."""
-        return self._run(batch)[1]
-
-    def _run(self, batch: Batch) -> tuple[Sequence[PlacedSegment], Tensor]:
-        use_device(self._device)
-        placed = self._table.place(batch)
-        if not any(segment.tokens for segment in placed):  # all were dropped before they came
-            self._written(placed)
-            return placed, torch.empty(0, self._info.vocab_size, device=self._device)
-        flat = self._allocate(placed)
-        try:
-            with torch.inference_mode():
-                if self.graphs is not None:
-                    logits = self.graphs.run(flat)
-                else:
-                    logits = self._logits(self._attention.prepare(flat))
-        except Exception as error:
-            self._roll_back(placed)
-            if isinstance(error, RuntimeError):  # torch raises it when memory runs out
-                raise engine_error(error, self._device) from error
-            raise  # of Triton, which has errors of its own
-        self._written(placed)
-        return placed, logits
+    def _scored(self, flat: FlatBatch) -> Tensor:
+        """(wanted, vocab)"""
+        return self._logits(self._attention.prepare(flat)) if self.graphs is None else self.graphs.run(flat)
 
     def _logits(self, step: DeviceStep) -> Tensor:
         """(wanted, vocab)"""
@@ -294,15 +273,14 @@ def paged_engine(
     plain = plain_scores(model, prompt, info.name)
     try:
         storage, asked = patch_model(model, kv_rows=kv_rows, kv_mib=kv_mib)
-        chosen = attention or best_attention(storage, asked)
-        backend = make_attention(chosen, storage, asked)
+        backend = make_attention(attention, storage, asked)
     except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
         return f"its attention is not of the common kind ({error})"
     first = capture_of(storage.keys.device, graphs) if isinstance(backend, Tiled) else None
     ways: list[tuple[AttentionBackend, Capture | None]] = [(backend, first)]
     if graphs is None and first is not None:
         ways.append((backend, None))
-    if attention is None and chosen != "gathered":
+    if attention is None and backend.name != "gathered":
         ways.append((make_attention("gathered", storage, asked), None))
     for backend, capture in ways:
         engine = PagedEngine(model, replace(info, backend="paged"), storage, backend, capture)
@@ -369,13 +347,6 @@ def patch_model(
         max_unused=max_unused,
     )
     return storage, ModelAttention(params, tried.query_heads.pop() if len(tried.query_heads) == 1 else None)
-
-
-def best_attention(storage: KvStorage, asked: ModelAttention) -> AttentionName:
-    if not asked.is_grouped(storage.keys.shape[2]):
-        return "gathered"
-    dim = max(storage.keys.shape[3], storage.values.shape[3])
-    return choose_attention(storage.keys.device, storage.keys.dtype, dim)
 
 
 def _default_kv_rows(device: torch.device, row_bytes: int) -> int:

@@ -6,7 +6,7 @@ Knows nothing of models: `PagedEngine` and `Stage` derive from it and add the fo
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -18,7 +18,7 @@ from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.base import ModelInfo
 from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
 from paceline.engine.sequence_table import TableEngine
-from paceline.engine.tensors import kv_from_tensors, kv_to_tensors
+from paceline.engine.tensors import engine_error, kv_from_tensors, kv_to_tensors
 from paceline.errors import EngineError
 
 
@@ -127,8 +127,7 @@ def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
 class PagedKvCache(TableEngine):
     """KV cache of a model, or of a span of its layers: the engine contract without `forward`.
 
-    A forward is `place` of the sequence table, `_allocate`, the model's computation, then `_written`; `_roll_back` if
-    the computation fails.
+    A forward is `place` of the sequence table, then `_computed`.
     """
 
     def __init__(self, info: ModelInfo, storage: KvStorage, *, kv_model: str) -> None:
@@ -138,6 +137,24 @@ class PagedKvCache(TableEngine):
         self._storage = storage
         self._blocks = BlockManager(storage.num_blocks, storage.block_size, storage.max_unused)
         self._hashers: dict[SeqId, BlockHasher] = {}  # of sequences whose blocks are cached for later ones
+
+    def _computed(self, placed: Sequence[PlacedSegment], width: int, run: Callable[[FlatBatch], Tensor]) -> Tensor:
+        """What `run` makes of these rows, which it writes: (its rows, width). Raises EngineError, and has no effect."""
+        device = self._storage.keys.device
+        if not any(segment.tokens for segment in placed):  # all were dropped before they came
+            self._written(placed)
+            return torch.empty(0, width, device=device)
+        flat = self._allocate(placed)
+        try:
+            with torch.inference_mode():
+                found = run(flat)
+        except Exception as error:
+            self._roll_back(placed)
+            if isinstance(error, RuntimeError):  # torch raises it when memory runs out
+                raise engine_error(error, device) from error
+            raise  # of Triton, which has errors of its own
+        self._written(placed)
+        return found
 
     def _allocate(self, placed: Sequence[PlacedSegment]) -> FlatBatch:
         """Reserve slots for these rows, at least one. Raises EngineError and leaves everything unchanged."""

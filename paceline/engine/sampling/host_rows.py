@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, sample_row
+from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling import row_kernel
 
@@ -42,8 +42,7 @@ def _dist(scores: NDArray[np.float32]) -> Dist:
 
 
 def sample_host_rows(requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-    """`Engine.sample` for engines whose forwards return `HostLogits`. Of a tree only the rows to which its tokens lead
-    are sampled."""
+    """`Engine.sample` for engines whose forwards return `HostLogits`."""
     return [_sampled(request) for request in requests]
 
 
@@ -52,15 +51,7 @@ def _sampled(request: SampleRequest) -> tuple[SampledRow, ...]:
     if request.mixture is not None or len(parts) < len(request.branches[0]):
         return request.by_reference()  # also where a wrapped engine has replaced the distributions
     scores = [row for part in parts for row in part]
-    if request.tree is None:
-        return tuple(map(_sampled_row, scores, request.rows))
-    found = [NOT_SAMPLED] * len(request.rows)
-    for root in request.tree.roots:
-        row: int | None = root
-        while row is not None:
-            found[row] = _sampled_row(scores[row], request.rows[row])
-            row = request.tree.child(row, found[row].token)
-    return tuple(found)
+    return request.row_by_row(lambda row: _sampled_row(scores[row], request.rows[row]))
 
 
 def _sampled_row(scores: NDArray[np.float32], row: RowSampling) -> SampledRow:

@@ -13,6 +13,7 @@ import torch
 from lab.torch_kernels import TorchKernels
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
+from paceline.engine.paged.attention import backends
 from paceline.engine.paged.attention.backends import choose_attention
 from paceline.engine.paged.attention.tile_plan import Operands
 from paceline.engine.paged.engine import PagedEngine, Run
@@ -59,7 +60,7 @@ def test_kernels_that_fail_the_test_at_load_are_replaced_with_one_warning(
             raise ValueError("out of resources: shared memory")
         operands.output.fill_(torch.nan)  # which reaches K and V of the next layer
 
-    monkeypatch.setattr(paged, "best_attention", lambda *_: TorchKernels())
+    monkeypatch.setattr(backends, "choose_attention", lambda *_: TorchKernels())
     monkeypatch.setattr(TorchKernels, "attend", attend)
     options = HERE._replace(backend="paged", kv_rows=256, graphs=False)
     engine = load_engine(checkpoint("llama"), options, name="llama")
@@ -79,7 +80,7 @@ def test_graphs_that_fail_the_test_at_load_are_left_out_and_the_kernels_stay(
     def capture(run: Run) -> Run:
         return lambda: run() * 0.0
 
-    monkeypatch.setattr(paged, "best_attention", lambda *_: TorchKernels())
+    monkeypatch.setattr(backends, "choose_attention", lambda *_: TorchKernels())
     monkeypatch.setattr(paged, "capture_of", lambda *_: capture)
     engine = load_engine(checkpoint("llama"), HERE._replace(backend="paged", kv_rows=256), name="llama")
     assert isinstance(engine, PagedEngine) and engine.attention == "twin" and engine.graphs is None

@@ -13,6 +13,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import load_engine
 from paceline.engine.paged.attention.backends import Tiled
 from paceline.engine.paged.engine import MAX_ROWS, PagedEngine, Run, StepGraphs, buckets, plain_call
+from paceline.engine.sampling.sampler import DeviceLogits
 from paceline.errors import EngineError
 from tests.engine.conftest import DEVICE, HERE, TILED
 from tests.engine.trials import assert_same, extend, scratch, sequences
@@ -33,7 +34,7 @@ def graphs(engine: PagedEngine) -> StepGraphs:
 
 def decode(engine: PagedEngine, seqs: list[SeqId], token: int) -> list[torch.Tensor]:
     batch = Batch(tuple(Segment(seq, engine.length(seq), (token,)) for seq in seqs))
-    return list(engine.scores(batch))
+    return [each.scores[each.first] for each in engine.forward(batch).logits if isinstance(each, DeviceLogits)]
 
 
 def test_row_counts_are_few_and_pad_by_half_at_most() -> None:

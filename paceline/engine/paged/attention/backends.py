@@ -276,12 +276,14 @@ def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) ->
     return "gathered"
 
 
-def make_attention(chosen: Attention, storage: KvStorage, model: ModelAttention) -> AttentionBackend:
-    """chosen: a way by its name, or kernels for tiles. Raises ValueError where the model's attention is of no kind that
-    they compute."""
-    if chosen == "gathered":
-        return Gathered(storage)
+def make_attention(chosen: Attention | None, storage: KvStorage, model: ModelAttention) -> AttentionBackend:
+    """chosen: a way by its name, or kernels for tiles; None: what suits the device. Raises ValueError where the model's
+    attention is of no kind that they compute."""
     device, kv_heads = storage.keys.device, storage.keys.shape[2]
+    if chosen is None and model.is_grouped(kv_heads):
+        chosen = choose_attention(device, storage.keys.dtype, max(storage.keys.shape[3], storage.values.shape[3]))
+    if chosen is None or chosen == "gathered":
+        return Gathered(storage)
     if model.query_heads is None or not model.is_grouped(kv_heads):
         raise ValueError("its layers differ in their query heads")
     if isinstance(chosen, str):
