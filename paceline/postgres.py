@@ -47,6 +47,16 @@ _WORDS = {
     " WITHOUT ROWID": "",
 }
 _WORD = re.compile("|".join(map(re.escape, _WORDS)))
+# What PostgreSQL knows of a column, to plan by, is values of it, which outlive their rows: of what people have written
+# it is to know none. Ids, of which rows are looked up, stay.
+_UNSAMPLED = f"""DO $$ DECLARE each record; BEGIN
+    FOR each IN SELECT attrelid::regclass AS made, attname FROM pg_attribute JOIN pg_class ON attrelid = pg_class.oid
+        WHERE relnamespace = '{SCHEMA}'::regnamespace AND relkind = 'r' AND attnum > 0 AND NOT attisdropped
+        AND atttypid::regtype::text IN ('text', 'bytea', 'vector') AND coalesce(attstattarget, -1) <> 0
+        AND NOT EXISTS (SELECT FROM pg_constraint WHERE conrelid = attrelid AND contype IN ('p', 'f')
+            AND attnum = ANY(conkey))
+    LOOP EXECUTE format('ALTER TABLE %s ALTER COLUMN %I SET STATISTICS 0', each.made, each.attname); END LOOP;
+END $$"""
 
 
 @functools.lru_cache(512)
@@ -238,6 +248,7 @@ class PostgresConnection:
             "INSERT INTO versions VALUES (?, ?) ON CONFLICT (store) DO UPDATE SET version = excluded.version",
             (self._store, version),
         )
+        self.execute(_UNSAMPLED)
 
     def overwrite(self) -> bool:
         """Nothing: no query finds what was removed, and VACUUM uses its room again."""

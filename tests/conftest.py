@@ -10,7 +10,7 @@ import gc
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +35,23 @@ if "TEST_DEVICE" not in os.environ:
 # Processes that tests start compile the package once, not each for itself: a quarter of what a start costs.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["TEST_DEPTH"] = os.environ.get("PACELINE_TEST_DEPTH") or os.environ.get("TEST_DEPTH", "1")  # for workers too
+ON_POSTGRES = bool(os.environ.get("TEST_DATABASE"))
 for key in [key for key in os.environ if key.startswith("PACELINE_")]:
     del os.environ[key]
+
+
+EMBEDDED = {  # what a test with this mark is about, and why it says nothing of a server on PostgreSQL
+    "a failing disk": "PostgreSQL's own: where fsync fails it ends, and begins again with what was acknowledged",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [(item, mark.args[0]) for item in items if (mark := item.get_closest_marker("embedded"))]
+    assert {reason for _, reason in marked} <= EMBEDDED.keys()
+    if ON_POSTGRES and marked:
+        left_out = [item for item, _ in marked]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +66,19 @@ def postgres() -> Iterator[RealPostgres]:
 
     with real_postgres() as server:
         yield server
+
+
+@pytest.fixture(params=["postgres"] if ON_POSTGRES else ["files", "postgres"])
+def kept(request: pytest.FixtureRequest, forked: Starts) -> Iterator[None]:
+    """Where servers that a test starts keep what they keep: what needs this holds in either place."""
+    with nullcontext() if ON_POSTGRES or request.param == "files" else _on_postgres(request), starting(forked):
+        yield
+
+
+def _on_postgres(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+    from tests.postgres import on_postgres
+
+    return on_postgres(request.getfixturevalue("postgres"))
 
 
 @pytest.fixture
@@ -80,15 +108,10 @@ def forked(request: pytest.FixtureRequest) -> Iterator[Starts]:
 
     With TEST_DATABASE=1 servers among them keep what they keep in a PostgreSQL.
     """
-    with nullcontext(USUAL) if request.config.getoption("nightly", default=False) else forked_starts() as starts:
-        if not os.environ.get("TEST_DATABASE") or starts is USUAL:
-            yield starts
-            return
-        from tests.postgres import OwnDatabases
-
-        with closing(OwnDatabases(request.getfixturevalue("postgres"))) as databases:
-            setattr(starts, "environment", staticmethod(databases.environment))  # noqa: B010
-            yield starts
+    by_exec = request.config.getoption("nightly", default=False)
+    where = _on_postgres(request) if ON_POSTGRES else nullcontext()
+    with where, nullcontext(USUAL) if by_exec else forked_starts() as starts:
+        yield starts
 
 
 @pytest.fixture(scope="module")

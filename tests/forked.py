@@ -5,7 +5,7 @@ one that has imported it and has done nothing else: with its own arguments, envi
 session, and a child of this process, which waits for it and kills it as any other. What differs from a start by exec:
 `/proc/PID/cmdline` and `environ` are those of the process that was forked, all have the same hash seed, and at its end
 none takes its modules apart. Other programs, and those with a `preexec_fn` or `pass_fds`, start as ever; so does
-everything in a nightly run.
+everything in a nightly run. However a program is started, tests may change its environment (`Usual.environment`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,25 @@ IMPORTED: Final = (
 ROOT: Final = Path(__file__).parents[1]
 MESSAGE: Final = 1 << 17  # bytes: arguments and environment
 SET_CHILD_SUBREAPER: Final = 36  # of prctl(2)
-USUAL: Final = subprocess.Popen
 
 
 # ---- in the tests' process ------------------------------------------------------------------------------------------
-Starts = type[subprocess.Popen[Any]]
+class Usual(subprocess.Popen[Any]):
+    """A start by exec."""
+
+    environment: Callable[[Sequence[str], Mapping[str, str], Path], dict[str, str]] | None = (
+        None  # of a program of ours
+    )
+
+    def __init__(self, args: Sequence[str], **more: Any) -> None:
+        if self.environment is not None and _is_ours(args):
+            given = os.environ if more.get("env") is None else more["env"]
+            more["env"] = self.environment(args, given, Path(more.get("cwd") or "."))
+        super().__init__(args, **more)
+
+
+USUAL: Final = Usual
+Starts = type[Usual]
 
 
 @contextmanager
@@ -60,7 +74,7 @@ def forked_starts() -> Iterator[Starts]:
     arguments = [sys.executable, "-m", "tests.forked", str(there.fileno())]
     with closing(here):
         with closing(there):
-            parent = USUAL(arguments, cwd=ROOT, pass_fds=[there.fileno()], start_new_session=True)
+            parent = subprocess.Popen(arguments, cwd=ROOT, pass_fds=[there.fileno()], start_new_session=True)
         yield type("Forked", (_Forked,), {"control": here})
     parent.wait()  # it ends with `here`
 
@@ -75,7 +89,7 @@ def starting(kind: Starts) -> Iterator[None]:
         yield
     finally:
         setattr(subprocess, "Popen", before)  # noqa: B010
-        _be_subreaper(before is not USUAL)
+        _be_subreaper(issubclass(before, _Forked))
 
 
 def _be_subreaper(wanted: bool) -> bool:
@@ -86,9 +100,8 @@ def _be_subreaper(wanted: bool) -> bool:
         return False
 
 
-class _Forked(subprocess.Popen[Any]):
+class _Forked(Usual):
     control: socket.socket
-    environment: Callable[[Sequence[str], Mapping[str, str]], dict[str, str]] | None = None  # of a program, changed
     turn = threading.Lock()  # one start at a time
 
     def _execute_child(
@@ -125,13 +138,10 @@ class _Forked(subprocess.Popen[Any]):
                 start_new_session, process_group,
             )  # fmt: skip
             return
-        given = dict(os.environ if env is None else env)
-        if self.environment is not None:
-            given = self.environment(args, given)
         told = {
             "arguments": list(args[1:]),
             "cwd": os.fspath(cwd or os.getcwd()),
-            "env": given,
+            "env": dict(os.environ if env is None else env),
             "session": start_new_session,
         }
         streams = [each if each != -1 else own for own, each in enumerate((p2cread, c2pwrite, errwrite))]

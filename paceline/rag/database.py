@@ -207,7 +207,7 @@ class Database:
                     f"{error} Documents need its extension pgvector: install it there and have its owner say CREATE "
                     "EXTENSION vector."
                 ) from error
-        for statement in (*_SCHEMA, *(_SHARED_SCHEMA if self.is_shared else ())):
+        for statement in (*_SCHEMA, _READINGS, *(_SHARED_SCHEMA if self.is_shared else ())):
             self._connection.execute(statement)
         self._connection.set_version(VERSION)
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from openai import OpenAI
 
 from paceline.commands.demo import Children, command, free_port
+from tests.postgres import move
 
 FLAGS = ("--model", "fake", "--embedder", "hash")
 FACT = "The landlord is called Velda.\n"
 
 
 def moved(side: Path, to: Path) -> Path:
-    """Back up with tar as the page does, lose the original, and restore below another folder."""
+    """Back up with tar, and a database with pg_dump, as the page does, lose the original, and restore elsewhere."""
+    move(side, to / side.name)
     archive = side.parent / f"{side.name}.tar.gz"
     subprocess.run(["tar", "-C", str(side.parent), "-czpf", str(archive), side.name], check=True)
     shutil.rmtree(side)

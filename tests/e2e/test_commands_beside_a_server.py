@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Child, Children, command, free_port
+from tests.postgres import sound
 
 TIMEOUT_S = 20.0  # for a change to take effect, on a busy machine
 
@@ -49,7 +48,7 @@ class Server:
         return self._children.run(command(*arguments, "--state-dir", str(self.state)))
 
     def docs(self, *arguments: str) -> str:
-        flags = ("--side", "cloud", "--store", str(self.state / "docs"), "--embedder", "hash")
+        flags = ("--side", "cloud", "--state-dir", str(self.state), "--embedder", "hash")
         return self._children.run(command("docs", *arguments, *flags))
 
     def make_key(self, name: str) -> str:
@@ -91,15 +90,6 @@ class Server:
 def server(tmp_path: Path) -> Iterator[Server]:
     with Children(tmp_path) as children:
         yield Server(children, tmp_path)
-
-
-def sound(state: Path) -> None:
-    """Check the integrity of every database below `state`."""
-    files = sorted(state.rglob("*.sqlite"))
-    assert files
-    for file in files:
-        with closing(sqlite3.connect(file)) as rows:
-            assert rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)], file
 
 
 def eventually(held: Callable[[], bool]) -> bool:

@@ -15,6 +15,7 @@ import pytest
 
 from device_agent.credentials import Credentials
 from paceline.commands.demo import Child, Children, Readiness, command, configured, free_port
+from tests.postgres import forget_key
 
 TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
 COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1")
@@ -216,7 +217,7 @@ def test_a_server_with_another_key_is_refused_with_a_sentence(site: Site) -> Non
     site.agent("laptop", "--code-file", str(site.code_file("laptop")))
     eventually(lambda: site.linked("laptop"), "it is not linked")
     site.kill("cloud")
-    (site.state("cloud") / "server-key.pem").unlink()
+    forget_key(site.state("cloud"))
     site.serve()
     eventually(lambda: "has been set up anew, or somebody is in between" in site.log("laptop"), "it was not told")
     assert not site.linked("cloud")

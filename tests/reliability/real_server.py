@@ -25,6 +25,7 @@ from paceline.commands.demo import configured
 from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
 from tests.forked import USUAL, starting
+from tests.postgres import registry_of
 from tests.server.test_programs import ROOT, STARTER
 
 WAIT = 120.0  # s, far beyond every limit of the server
@@ -66,7 +67,7 @@ class RealServer:
         return (self.directory / "log").read_text("utf-8", "replace")
 
     def registry(self) -> Registry:
-        return Registry(self.directory / "state")
+        return registry_of(self.directory / "state")
 
     def client(self, key: str = KEYS[0]) -> httpx.Client:
         return client(self.url, key)

@@ -17,7 +17,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.effects import Effect, Transmit
 from paceline.wire.link import LinkMachine, LinkState
 from paceline.wire.messages import Introduction
-from server.devices import Registry
+from tests.postgres import registry_of
 
 
 def introduction() -> Introduction:
@@ -77,4 +77,4 @@ class RogueLink:
 
 async def enrolled(url: str, state: Path, name: str) -> Credential:
     """The credential of a new device at a server with this state folder."""
-    return await exchange(url, Registry(state).add(name))
+    return await exchange(url, registry_of(state).add(name))

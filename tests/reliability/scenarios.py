@@ -44,7 +44,7 @@ SCENARIOS: Final[Mapping[int, str]] = {
 
 # No test here, and why.
 UNTESTED: Final[Mapping[int, str]] = {
-    4: "needs two servers over one shared log, which do not exist: an answer has one owner, and ends with its process",
+    4: "held by tests/fleet/test_shared_stores.py; servers that are killed or stand still, by `python -m lab.fleet`",
     11: "speed is measured in bench/, as a ratio within rounds of one run",
     12: "pure: held by tests/core/offloading/test_draft_length.py, for requests by tests/runtime/test_energy.py",
 }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.workflow.jobs import JOB_TOKENS
 from tests.api.responses.test_resume import server
 from tests.api.scripted import WAIT
+from tests.postgres import rows
 from tests.reliability.streams import until
 
 pytestmark = pytest.mark.slow
@@ -31,8 +30,7 @@ BODY = {
 
 
 def readings(state: Path) -> int:
-    with closing(sqlite3.connect(f"file:{state / 'docs' / 'documents.sqlite'}?mode=ro", uri=True)) as rows:
-        return int(rows.execute("SELECT count(*) FROM readings").fetchone()[0])
+    return int(rows(state / "docs" / "documents.sqlite", "SELECT count(*) FROM readings")[0][0])
 
 
 def ended(http: httpx.Client, response: str) -> dict[str, Any]:

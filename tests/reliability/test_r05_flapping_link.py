@@ -21,8 +21,8 @@ from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
-from server.devices import Registry
 from tests.e2e.pair import DEVICE, QUESTION, running_pair
+from tests.postgres import registry_of
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import WAIT_S, Stream, percentile
 
@@ -94,7 +94,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
         child = children.start("cloud", serve, port=port)
         url = child.url
         await asyncio.to_thread(children.wait, all)
-        registry = Registry(state)
+        registry = registry_of(state)
         devices = [device(number, registry.add(f"device{number}")) for number in range(count)]
         for each in devices:
             assert await each.enrol()

@@ -9,13 +9,11 @@ import json
 import random
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -27,7 +25,7 @@ from paceline.rag.rows import read_passages
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from tests.e2e.pair import running_pair
-from tests.e2e.test_commands_beside_a_server import sound
+from tests.postgres import home, rows, sound
 from tests.rag.store import test_documents_crash as managed
 from tests.rag.store import test_library_crash as uploaded
 from tests.reliability.conftest import Figure
@@ -37,9 +35,7 @@ SENTENCES = {managed.CHANGER: 20, uploaded.CHANGER: 40}  # of each text that a c
 
 def whole(folder: Path, sentences: int) -> tuple[int, int]:
     """Assert that every document, upload and vector is whole. Returns the numbers of documents and uploads."""
-    with closing(sqlite3.connect(folder / "documents.sqlite")) as rows:
-        assert rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert rows.execute("PRAGMA foreign_key_check").fetchall() == []
+    sound(folder)
     with DocumentStore.open(folder, HashEmbedder()) as store:
         library = Library(store, "cloud")
         try:
@@ -104,7 +100,7 @@ def test_commands_beside_a_server_lose_nothing_and_revocations_are_heard(
 
         def add_document(name: str) -> str:
             (tmp_path / f"{name}.md").write_text(f"The door of {name} is green.")
-            where = ("--side", "cloud", "--store", str(state / "docs"), "--embedder", "hash")
+            where = ("--side", "cloud", "--state-dir", str(state), "--embedder", "hash")
             return run("docs", "add", str(tmp_path / f"{name}.md"), *where)
 
         key = make_key("first")
@@ -148,13 +144,12 @@ def test_commands_beside_a_server_lose_nothing_and_revocations_are_heard(
         assert kept == wanted | {"first": "valid"}
         added = run("devices", "list", "--state-dir", str(state), "--json")
         assert '"laptop"' in added, added
-    with DocumentStore.open(state / "docs", HashEmbedder(), side="cloud") as store:
+    with DocumentStore.open(state / "docs", HashEmbedder(), side="cloud", home=home(state)) as store:
         assert {document.name for document in store.documents()} >= set(names)
         library = Library(store, "cloud")
         for file in uploads:
             with library.uploads.open(file) as content:
                 assert content.read().startswith(b"upload ")
         library.close()
-    with closing(sqlite3.connect(state / "responses.sqlite")) as rows:
-        assert {row[0] for row in rows.execute("SELECT id FROM responses")} >= set(responses)
+    assert {row[0] for row in rows(state / "responses.sqlite", "SELECT id FROM responses")} >= set(responses)
     figure("acknowledged writes", len(uploads) + len(responses) + 3 * rounds)

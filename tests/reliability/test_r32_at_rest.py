@@ -1,7 +1,9 @@
-"""R32: what lies on the disk of an encrypted store says nothing, tells damage, and is gone with its document."""
+"""R32: what lies on the disk of an encrypted store says nothing, tells damage, and is gone with its document; of what a
+server has deleted nothing is left in its files, nor in any table of its database."""
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import sqlite3
@@ -9,14 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from paceline.commands.demo import Children, command, free_port
 from paceline.errors import PacelineError
+from tests.e2e.test_commands_beside_a_server import Server
+from tests.postgres import sample, tables
 from tests.rag.store.sealed import MARKS, content, filled, holding
 from tests.reliability.conftest import Figure
+from tests.reliability.streams import until
 
 UPLOADED = "The cellar below the quixotic inn opens with the word yggdrasil.\n"
 MANAGED = "# vault-notes\n\nThe vault behind the quixotic mill opens with the word zanzibar.\n"
@@ -90,6 +96,101 @@ def test_an_agent_s_files_hold_no_mark_before_and_after_deletion(tmp_path: Path,
         assert not after
     assert not holding(tmp_path / "device")
     assert not any(mark in (tmp_path / "device.log").read_bytes() for mark in MARKS)
+
+
+SAID = [  # a word of each text, name, path, description and attribute that a server is given
+    "zanzibar", "vault-notes", "yggdrasil", "cellar-notes", "winebook", "burgundy", "merlot", "asked-quillon",
+    "told-ferrol", "noted-orlop", "spoken-tamarin", "topic-sable", "item-corsair", "later-ombre", "half-tiller",
+]  # fmt: skip
+KEPT = {"keys", "identities"}  # lists of names, revoked ones too
+COUNTED = {"meta", "servers", "sqlite_sequence", "versions"}
+
+
+def told(state: Path, words: list[str]) -> dict[str, set[str]]:
+    """The words that are in each table and file: as they are, in bytes, and as the tokens of the fake model."""
+    found = {}
+    forms = [(word, (word, word.encode().hex(), ",".join(map(str, word.encode())))) for word in words]
+    for table, rows in tables(state).items():
+        text = "\n".join(rows)
+        text += text.replace(" ", "")
+        found[table] = {word for word, each in forms if any(form in text for form in each)}
+    for name, mark in holding(state, tuple(word.encode() for word in words)):
+        found.setdefault(name, set()).add(mark.decode())
+    return {place: words for place, words in found.items() if words}
+
+
+def own_rows(state: Path) -> set[tuple[str, str]]:
+    found = {table.removeprefix("paceline."): rows for table, rows in tables(state).items() if "pg_" not in table}
+    return {(table, row) for table, rows in found.items() if table not in COUNTED for row in rows}
+
+
+@pytest.mark.usefixtures("kept")
+def test_of_what_is_deleted_no_table_and_no_file_of_a_server_has_a_word(tmp_path: Path) -> None:
+    with Children(tmp_path) as children:
+        server = Server(children, tmp_path)
+        key = server.make_key("notebook")
+
+        def call(method: str, path: str, **more: Any) -> Any:
+            answer = server.call(method, f"/v1/{path}", key, **more)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        before = own_rows(server.state)
+        note = tmp_path / "vault-notes.md"
+        note.write_text(MANAGED)
+        server.docs("add", str(note))
+        note.unlink()
+        upload = {"file": ("cellar-notes.txt", UPLOADED * 40)}
+        file = call("POST", "files", files=upload, data={"purpose": "assistants"})["id"]
+        store = call("POST", "vector_stores", json={"name": "winebook", "metadata": {"kind": "burgundy"}})["id"]
+        url = f"vector_stores/{store}"
+        call("POST", f"{url}/files", json={"file_id": file, "attributes": {"grape": "merlot"}})
+        while call("GET", url)["file_counts"]["in_progress"]:
+            pass  # each look is a request
+        assert call("POST", f"{url}/search", json={"query": "quixotic inn"})["data"]
+        item = {"type": "message", "role": "user", "content": "item-corsair"}
+        talk = call("POST", "conversations", json={"items": [item], "metadata": {"topic": "topic-sable"}})["id"]
+        (item,) = call("GET", f"conversations/{talk}/items")["data"]
+        call("DELETE", f"conversations/{talk}/items/{item['id']}")
+        asked = {
+            "model": "fake",
+            "instructions": "spoken-tamarin",
+            "input": "Which word opens the quixotic vault, and which the cellar? asked-quillon",
+            "metadata": {"note": "noted-orlop"},
+            "tools": [{"type": "file_search", "vector_store_ids": ["default", store]}],
+            "include": ["file_search_call.results", "message.output_text.logprobs"],
+            "max_output_tokens": 16,
+            "paceline": {"report": True, "documents": 4},
+        }
+        responses = [call("POST", "responses", json=asked)["id"]]
+        responses += [call("POST", "responses", json=asked | {"conversation": talk, "input": "told-ferrol"})["id"]]
+        later = asked | {"background": True, "input": "later-ombre", "previous_response_id": responses[0]}
+        responses += [call("POST", "responses", json=later)["id"]]
+        until(lambda: call("GET", f"responses/{responses[-1]}")["status"] in ("completed", "incomplete"))
+        half = asked | {"background": True, "input": "half-tiller", "max_output_tokens": 4000}
+        cut = call("POST", "responses", json=half)["id"]
+        call("POST", f"responses/{cut}/cancel")
+        sample(server.state)  # as the database does by itself
+        words = told(server.state, SAID)
+        assert set().union(*words.values()) == {*SAID} - {"item-corsair"}, words
+
+        server.docs("remove", "vault-notes.md")
+        call("DELETE", f"{url}/files/{file}")
+        call("DELETE", url)
+        call("DELETE", f"files/{file}")
+        for each in (*responses, cut):
+            call("DELETE", f"responses/{each}")
+        call("DELETE", f"conversations/{talk}")
+        code = json.loads(server.run("devices", "add", "laptop", "--json"))["code"]
+        server.run("devices", "revoke", "laptop")
+        other = server.make_key("other")
+        server.run("keys", "revoke", "other")
+        secrets = [key, other, code, code.replace("-", "")]
+        assert told(server.state, [*SAID, *secrets]) == {}
+        assert {table for table, _ in own_rows(server.state) ^ before} <= KEPT
+        server.kill()
+        assert told(server.state, [*SAID, *secrets]) == {}
+    assert not holding(tmp_path, tuple(word.encode() for word in [*SAID, *secrets]))
 
 
 @pytest.fixture(scope="module")
