@@ -20,18 +20,7 @@ from paceline.core.sampling.sampler import Constraint, SamplingParams, Thinking,
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages, payloads
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import (
-    CONTROL_MESSAGES,
-    MAX_CONTROL_BYTES,
-    MAX_FRAME_BYTES,
-    STRATEGY_MESSAGES,
-    Frame,
-    Message,
-    Options,
-    Sampling,
-    SentPart,
-    SessionMessage,
-)
+from paceline.wire.messages import Frame, Message, Options, SentPart, SessionMessage
 
 P = TypeVar("P", bound=SentPart)
 F = TypeVar("F", bound=Frame)
@@ -54,7 +43,9 @@ class _Known:
         self.decoder = cast("msgspec.msgpack.Decoder[Message]", decoder)
 
 
-_known = _Known({str(kind.__struct_config__.tag): kind for kind in (*CONTROL_MESSAGES, *STRATEGY_MESSAGES)})
+_known = _Known(
+    {str(kind.__struct_config__.tag): kind for kind in (*messages.CONTROL_MESSAGES, *messages.STRATEGY_MESSAGES)}
+)
 
 
 def register(*structs: type[SessionMessage]) -> None:
@@ -92,7 +83,7 @@ def encode(message: Frame) -> bytes:
 
 def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     """Decode one frame. Raises only RemoteProtocolError, with the close code and the path of the fault."""
-    if len(data) > MAX_FRAME_BYTES:
+    if len(data) > messages.MAX_FRAME_BYTES:
         raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
     decoder = _decode_compact if payloads.code_of(data) else _known.decoder.decode
     return decode_with(decoder, data, vocab_size)
@@ -137,7 +128,7 @@ def _decode_compact(data: bytes) -> SessionMessage:
 
 def peek_version(data: bytes) -> int | None:
     """Protocol version in a hello of any version, for a precise refusal. None for any other frame."""
-    fields = _array(data) if len(data) <= MAX_CONTROL_BYTES else []
+    fields = _array(data) if len(data) <= messages.MAX_CONTROL_BYTES else []
     if len(fields) < 2 or fields[0] != "hello" or not isinstance(fields[1], int):
         return None
     return fields[1]
@@ -159,18 +150,18 @@ def decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
         raise _bad(str(error)) from error
 
 
-def sampling_to_wire(params: SamplingParams) -> Sampling:
+def sampling_to_wire(params: SamplingParams) -> messages.Sampling:
     """Encode sampling parameters. Raises LocalProtocolError for values that a peer would refuse."""
-    values = {name: getattr(params, name) for name in Sampling.__struct_fields__}
+    values = {name: getattr(params, name) for name in messages.Sampling.__struct_fields__}
     values["logit_bias"] = sorted(params.logit_bias.items())
     try:
-        return msgspec.convert(list(values.values()), Sampling)
+        return msgspec.convert(list(values.values()), messages.Sampling)
     except msgspec.ValidationError as error:
-        what = _with_field_names(str(error), Sampling.__struct_fields__)
+        what = _with_field_names(str(error), messages.Sampling.__struct_fields__)
         raise LocalProtocolError(f"sampling parameters cannot be sent: {what}") from error
 
 
-def sampling_from_wire(sampling: Sampling) -> SamplingParams:
+def sampling_from_wire(sampling: messages.Sampling) -> SamplingParams:
     temperature, bias = usable_temperature(sampling.temperature), dict(sampling.logit_bias)
     return SamplingParams(**msgspec.structs.asdict(sampling) | {"temperature": temperature, "logit_bias": bias})
 

@@ -11,22 +11,11 @@ from dataclasses import dataclass
 import msgspec
 
 from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode_part, encode, encode_part
 from paceline.wire.effects import Claim, Effect, KeepKey, MakeKey, SettleKey, Signer, Transmit, Verify, signed_bytes
-from paceline.wire.messages import (
-    MAX_KEYS,
-    VERSION,
-    Challenge,
-    Hello,
-    Introduction,
-    KeyKept,
-    Message,
-    NewKey,
-    Proof,
-    RenewKey,
-    Welcome,
-)
+from paceline.wire.messages import VERSION, Introduction, Message
 
 # Enrolment: a one-time code authenticates the device's public key to the server and the server's to the device. Pure.
 #
@@ -193,7 +182,7 @@ class DiallerHandshake(_End):
         nonce: bytes,
         verify: Verify,
     ) -> None:
-        assert 0 < len(keys) <= MAX_KEYS
+        assert 0 < len(keys) <= messages.MAX_KEYS
         super().__init__(introduction, device=device, binding=binding, nonce=nonce, verify=verify)
         self.keys = tuple(keys)
         self.pinned = pinned
@@ -201,9 +190,9 @@ class DiallerHandshake(_End):
 
     def begin(self) -> bytes:
         """The Hello's frame. Once."""
-        return self._begin(encode(Hello(VERSION, self.device, self._nonce)))
+        return self._begin(encode(messages.Hello(VERSION, self.device, self._nonce)))
 
-    def challenged(self, challenge: Challenge, frame: bytes) -> Claim:
+    def challenged(self, challenge: messages.Challenge, frame: bytes) -> Claim:
         """The listener's claim to its name, to be checked before `prove`. Raises RemoteProtocolError."""
         if challenge.version != VERSION:
             what = f"who dialled speaks {VERSION}, who listens {challenge.version}"
@@ -218,9 +207,9 @@ class DiallerHandshake(_End):
         self.server_key = key
         introduction = b"" if self._introduction is None else encode_part(self._introduction)
         signed = self._signed(PROOF, introduction)
-        return self._add(encode(Proof(introduction, [key.sign(signed) for key in self.keys])))
+        return self._add(encode(messages.Proof(introduction, [key.sign(signed) for key in self.keys])))
 
-    def welcomed(self, welcome: Welcome, frame: bytes) -> Introduction | None:
+    def welcomed(self, welcome: messages.Welcome, frame: bytes) -> Introduction | None:
         """The listener's introduction. Raises RemoteProtocolError for a wrong signature or an incompatible cloud."""
         signed = self._signed(WELCOME, welcome.introduction, welcome.key)
         if not self.verify(self.server_key, welcome.signature, signed):
@@ -248,16 +237,16 @@ class ListenerHandshake(_End):
         super().__init__(introduction, device="", binding=binding, nonce=nonce, verify=verify)
         self.key = key
         self._name = name
-        self._proof: Proof | None = None
+        self._proof: messages.Proof | None = None
 
-    def greeted(self, hello: Hello, frame: bytes) -> bytes:
+    def greeted(self, hello: messages.Hello, frame: bytes) -> bytes:
         """The Challenge's frame. Once."""
         self.device = hello.device
         self._begin(frame)
         signature = self.key.sign(self._signed(CHALLENGE, self._name.encode(), self._nonce))
-        return self._add(encode(Challenge(VERSION, self._name, self._nonce, signature)))
+        return self._add(encode(messages.Challenge(VERSION, self._name, self._nonce, signature)))
 
-    def proved(self, proof: Proof, frame: bytes) -> Claim:
+    def proved(self, proof: messages.Proof, frame: bytes) -> Claim:
         """The claim to check."""
         signed = self._signed(PROOF, proof.introduction)
         self._proof = proof
@@ -276,7 +265,7 @@ class ListenerHandshake(_End):
         if own is not None:
             introduction = encode_part(msgspec.structs.replace(own, strategies=self._known))
         signature = self.key.sign(self._signed(WELCOME, introduction, key))
-        return self._add(encode(Welcome(introduction, key, signature))), peer
+        return self._add(encode(messages.Welcome(introduction, key, signature))), peer
 
 
 Handshake = DiallerHandshake | ListenerHandshake
@@ -316,10 +305,10 @@ class DeviceRenewal:
         Raises RemoteProtocolError for a wrong signature.
         """
         match message:
-            case RenewKey() if now >= self._making_until:
+            case messages.RenewKey() if now >= self._making_until:
                 self._making_until = now + PAUSE_S
                 return [MakeKey()]
-            case KeyKept(signature=signature) if self._offered is not None:
+            case messages.KeyKept(signature=signature) if self._offered is not None:
                 signed = self._signed(KEPT, self._offered)
                 if not self._handshake.verify(self._handshake.server_key, signature, signed):
                     raise RemoteProtocolError("a renewal", close_code=CloseCode.SERVER_KEY_CHANGED)
@@ -332,7 +321,7 @@ class DeviceRenewal:
         """The new key is stored: send it."""
         self._offered = key
         signature = self._present.sign(self._signed(RENEWAL, key))
-        return [Transmit(encode(NewKey(key.public_key, signature, key.sign(self._signed(POSSESSION, key)))))]
+        return [Transmit(encode(messages.NewKey(key.public_key, signature, key.sign(self._signed(POSSESSION, key)))))]
 
     def _signed(self, purpose: str, new: Signer) -> bytes:
         return signed_bytes(purpose, self._handshake.identifier, self._present.public_key, new.public_key)
@@ -349,14 +338,14 @@ class CloudRenewal:
     def ask(self) -> list[Effect]:
         """Ask the device for a new key."""
         self.awaited = True
-        return [Transmit(encode(RenewKey()))]
+        return [Transmit(encode(messages.RenewKey()))]
 
     def received(self, message: Message, now: float) -> list[Effect]:  # noqa: ARG002  # as of DeviceRenewal
         """A message of the renewal. One that was not asked for is without effect.
 
         Raises RemoteProtocolError for a wrong signature.
         """
-        if not isinstance(message, NewKey) or not self.awaited:
+        if not isinstance(message, messages.NewKey) or not self.awaited:
             return []
         verify, new = self._handshake.verify, message.key
         proved = verify(self.present, message.signature, self._signed(RENEWAL, new))
@@ -369,7 +358,7 @@ class CloudRenewal:
         """The new key is stored: tell the device."""
         signature = self._handshake.key.sign(self._signed(KEPT, new))
         self.present = new
-        return [Transmit(encode(KeyKept(signature)))]
+        return [Transmit(encode(messages.KeyKept(signature)))]
 
     def _signed(self, purpose: str, new: bytes) -> bytes:
         return signed_bytes(purpose, self._handshake.identifier, self.present, new)

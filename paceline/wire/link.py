@@ -20,30 +20,12 @@ import msgspec
 
 from paceline.core.clock import LinkClock
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
+from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
 from paceline.wire.identity import DiallerHandshake, Handshake, ListenerHandshake, Renewal, renewal_of
-from paceline.wire.messages import (
-    REFUSED,
-    VERSION,
-    Challenge,
-    CloseSession,
-    Drain,
-    Frame,
-    Hello,
-    Introduction,
-    KeyKept,
-    Message,
-    NewKey,
-    OpenSession,
-    Ping,
-    Pong,
-    Proof,
-    RenewKey,
-    SessionFrame,
-    Welcome,
-)
+from paceline.wire.messages import Frame, Introduction, Message
 
 # Transition table of a link's lifecycle; a transition that is not in it is not allowed. Drawn in openapi/link.md.
 
@@ -105,16 +87,16 @@ NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
 }
 
 TRIGGERS: dict[type[Frame], Trigger] = {
-    Hello: Trigger.HELLO,
-    Challenge: Trigger.CHALLENGE,
-    Proof: Trigger.PROOF,
-    Welcome: Trigger.WELCOME,
-    RenewKey: Trigger.RENEWAL,
-    NewKey: Trigger.RENEWAL,
-    KeyKept: Trigger.RENEWAL,
-    Ping: Trigger.HEARTBEAT,
-    Pong: Trigger.HEARTBEAT,
-    Drain: Trigger.DRAIN,
+    messages.Hello: Trigger.HELLO,
+    messages.Challenge: Trigger.CHALLENGE,
+    messages.Proof: Trigger.PROOF,
+    messages.Welcome: Trigger.WELCOME,
+    messages.RenewKey: Trigger.RENEWAL,
+    messages.NewKey: Trigger.RENEWAL,
+    messages.KeyKept: Trigger.RENEWAL,
+    messages.Ping: Trigger.HEARTBEAT,
+    messages.Pong: Trigger.HEARTBEAT,
+    messages.Drain: Trigger.DRAIN,
 }
 
 
@@ -314,8 +296,8 @@ class PeerMachine(ABC):
     def _receive(self, data: bytes, now: float) -> list[Effect]:
         if self.state is LinkState.OPENING and self.role is Role.LISTENER:
             version = peek_version(data)
-            if version not in (None, VERSION):
-                what = f"who dialled speaks {version}, who listens {VERSION}"
+            if version not in (None, messages.VERSION):
+                what = f"who dialled speaks {version}, who listens {messages.VERSION}"
                 raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
         message = self._decode(data)
         trigger = trigger_of(message)
@@ -323,13 +305,13 @@ class PeerMachine(ABC):
             return self._heard(message, now)
         self._step(trigger, received=message)
         match message:
-            case Hello() | Challenge() | Proof() | Welcome():
+            case messages.Hello() | messages.Challenge() | messages.Proof() | messages.Welcome():
                 return self._on_handshake(message, data, now)
-            case Ping(sent_at=sent_at, documents=documents):
+            case messages.Ping(sent_at=sent_at, documents=documents):
                 if self.peer is not None and documents is not None:
                     self.peer = msgspec.structs.replace(self.peer, documents=documents)
-                return [Transmit(encode(Pong(sent_at=sent_at, held_s=0.0)))]  # answered within the same input
-            case Pong():
+                return [Transmit(encode(messages.Pong(sent_at=sent_at, held_s=0.0)))]  # answered within the same input
+            case messages.Pong():
                 self.clock.answered(message.sent_at, now, message.held_s)
                 return []
             case _:
@@ -338,16 +320,16 @@ class PeerMachine(ABC):
     def _on_handshake(self, message: Message, frame: bytes, now: float) -> list[Effect]:
         """A message of the handshake in its turn; whose turn it is, the table says."""
         match self.handshake, message:
-            case ListenerHandshake() as listener, Hello():
+            case ListenerHandshake() as listener, messages.Hello():
                 return [Transmit(listener.greeted(message, frame))]
-            case DiallerHandshake(pinned=pinned) as dialler, Challenge():
+            case DiallerHandshake(pinned=pinned) as dialler, messages.Challenge():
                 claim = dialler.challenged(message, frame)
                 if pinned is None:
                     return [Authenticate(claim)]
                 return self.authenticated(pinned if claim.proves(pinned) else CloseCode.SERVER_KEY_CHANGED, now)
-            case ListenerHandshake() as listener, Proof():
+            case ListenerHandshake() as listener, messages.Proof():
                 return [Authenticate(listener.proved(message, frame))]
-            case DiallerHandshake() as dialler, Welcome(key=key):
+            case DiallerHandshake() as dialler, messages.Welcome(key=key):
                 peer = dialler.welcomed(message, frame)
                 settled = [SettleKey(key)] if len(dialler.keys) > 1 else []
                 return [*settled, *self._connected(peer, key, now)]
@@ -377,7 +359,7 @@ class PeerMachine(ABC):
 
     def _probe(self, now: float, documents: int | None = None) -> Transmit:
         self.clock.pinged(now)
-        return Transmit(encode(Ping(now, documents)))
+        return Transmit(encode(messages.Ping(now, documents)))
 
     def _disconnect(self, code: int, detail: str, *, by_peer: bool) -> list[Effect]:
         if self.state is LinkState.CLOSED:
@@ -418,7 +400,7 @@ class LinkMachine(PeerMachine):
         self.silence = 0.0 if heard or since > MAX_LISTEN_S else self.silence + since
         return [] if heard else [self._probe(now)]
 
-    def send(self, message: SessionFrame, now: float | None = None) -> list[Effect]:
+    def send(self, message: messages.SessionFrame, now: float | None = None) -> list[Effect]:
         """Send a message of a session; no effect if the session has just ended and its CloseSession is being delivered.
 
         now: allows a ping to follow when a bandwidth measurement is due. Raises LinkClosed when the link is closed, or
@@ -429,7 +411,7 @@ class LinkMachine(PeerMachine):
             raise LinkClosed("the link is closed")
         if not self.is_up:
             raise LocalProtocolError("nothing can be sent before the handshake is done")
-        if isinstance(message, OpenSession):
+        if isinstance(message, messages.OpenSession):
             if self.state is LinkState.DRAINING:
                 raise LinkClosed("the link takes no new sessions: one side is going away")
             data = encode(message)
@@ -438,7 +420,7 @@ class LinkMachine(PeerMachine):
         if not self.sessions.sendable(message.session):
             return []
         data = encode(message)
-        if isinstance(message, CloseSession):
+        if isinstance(message, messages.CloseSession):
             self.sessions.close(message.session)
         return [Transmit(data), *self._count(data, now), *self._disconnect_if_idle()]
 
@@ -450,23 +432,23 @@ class LinkMachine(PeerMachine):
             return self.close(CloseCode.DRAINED)
         self._step(Trigger.DRAIN)
         self._sent_drain = True
-        return [Transmit(encode(Drain())), *self._disconnect_if_idle()]
+        return [Transmit(encode(messages.Drain())), *self._disconnect_if_idle()]
 
     def _decode(self, data: bytes) -> Message:
         return decode(data, vocab_size=self._vocab_size)
 
     def _heard(self, message: Frame, now: float) -> list[Effect]:
         match message:
-            case RenewKey() | NewKey() | KeyKept():
+            case messages.RenewKey() | messages.NewKey() | messages.KeyKept():
                 assert self.renewal is not None, "the table allows it after the handshake alone"
                 return self.renewal.received(message, now)
-            case OpenSession(session=session):
+            case messages.OpenSession(session=session):
                 refusal = self.sessions.open_by_peer(session, refuse=self.state is LinkState.DRAINING)
                 if refusal is None:
                     return [Deliver(message)]
-                return [Transmit(encode(CloseSession(session=session, reason=f"{REFUSED}{refusal}")))]
-            case SessionFrame(session=session) if self.sessions.receivable(session):
-                if isinstance(message, CloseSession):
+                return [Transmit(encode(messages.CloseSession(session=session, reason=f"{messages.REFUSED}{refusal}")))]
+            case messages.SessionFrame(session=session) if self.sessions.receivable(session):
+                if isinstance(message, messages.CloseSession):
                     self.sessions.close(session)
                 return [Deliver(message), *self._disconnect_if_idle()]
             case _:

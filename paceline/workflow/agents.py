@@ -12,22 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
-from paceline.workflow.reading import (
-    LineReader,
-    Vocabulary,
-    beginning,
-    find_citations,
-    folded,
-    has_declined,
-    is_repetitive,
-    items_of,
-    neutralised,
-    one_line,
-    resolved,
-    shortened,
-    without_citations,
-    without_controls,
-)
+from paceline.workflow import reading
 
 Origin = Literal["device", "cloud", "web"]
 Prompt = list[Mapping[str, object]]  # role and content of each message, for a chat template
@@ -96,7 +81,10 @@ MAX_TITLE: Final = 120  # characters
 
 def quoted(text: str, limit: int) -> str:
     """At most so many characters of a text, as quoted lines without citations. Blank lines are left out."""
-    lines = (neutralised(without_controls(line)).strip() for line in beginning(text, limit).splitlines())
+    lines = (
+        reading.neutralised(reading.without_controls(line)).strip()
+        for line in reading.beginning(text, limit).splitlines()
+    )
     return "\n".join(f"> {line}" for line in lines if line) or ">"
 
 
@@ -126,7 +114,7 @@ def quoted_evidence(evidence: Sequence[Evidence], limit: int) -> str:
 
 
 def _heading(number: int, passage: SourcePassage) -> str:
-    title = neutralised(beginning(one_line(passage.title), MAX_TITLE))
+    title = reading.neutralised(reading.beginning(reading.one_line(passage.title), MAX_TITLE))
     return f"[{number}] {title}" if title else f"[{number}]"
 
 
@@ -134,7 +122,7 @@ MAX_QUESTION: Final = 2000  # characters of a question in prompts of agents
 
 
 def _prompt(instructions: str, question: str, quotes: str = "") -> Prompt:
-    asked = f"Question: {shortened(one_line(question), MAX_QUESTION)}"
+    asked = f"Question: {reading.shortened(reading.one_line(question), MAX_QUESTION)}"
     content = f"{quotes}\n\n{asked}" if quotes else asked
     return [{"role": "system", "content": instructions}, {"role": "user", "content": content}]
 
@@ -153,7 +141,7 @@ class ListParser(Generic[Decision]):
         self.declined = False  # the model said that there is nothing to write
         self.fallback = False  # it wrote nothing usable: what was found is the agent's fallback, if it has one
         self._most = most
-        self._lines = LineReader(max_line)
+        self._lines = reading.LineReader(max_line)
         self._seen: set[str] = set()
         self._ended = False
 
@@ -190,8 +178,8 @@ class ListParser(Generic[Decision]):
 
     def _is_new(self, text: str, *, usable: bool) -> bool:
         """True if a text says something that was not there before, and is no nonsense."""
-        key = folded(text)
-        if not key or not usable or is_repetitive(text) or key in self._seen:
+        key = reading.folded(text)
+        if not key or not usable or reading.is_repetitive(text) or key in self._seen:
             return False
         self._seen.add(key)
         return True
@@ -221,7 +209,7 @@ class QueryRules:
 
     most: int
     max_chars: int  # of one query
-    vocabulary: Vocabulary  # a query has at least one word of it, or is nonsense
+    vocabulary: reading.Vocabulary  # a query has at least one word of it, or is nonsense
     fallback: str = ""  # "": nothing is searched for
     may_decline: bool = True  # that the model wants no search is a decision; otherwise the fallback is taken
 
@@ -234,11 +222,11 @@ class QueryParser(ListParser[str]):
         self._rules = rules
 
     def _line(self, line: str) -> Iterator[str]:
-        self.declined = has_declined(line)
-        yield from () if self.declined else items_of(line)
+        self.declined = reading.has_declined(line)
+        yield from () if self.declined else reading.items_of(line)
 
     def _item(self, item: str) -> str | None:
-        text, rules = one_line(item), self._rules
+        text, rules = reading.one_line(item), self._rules
         usable = len(text) <= rules.max_chars and rules.vocabulary.touches(text)
         return text if self._is_new(text, usable=usable) else None
 
@@ -277,9 +265,9 @@ def rewrite(question: str, titles: Sequence[str] = ()) -> QueryAgent:
     writes is searched for on the other side too. Where it writes nonsense, the question stands for it. titles: of the
     documents, where nothing of the workflow can leave."""
     rules = QueryRules(
-        MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, Vocabulary([question, *titles]), question, may_decline=False
+        MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, reading.Vocabulary([question, *titles]), question, may_decline=False
     )
-    shown = [beginning(one_line(title), MAX_TITLE) for title in titles[:MAX_TITLES]]
+    shown = [reading.beginning(reading.one_line(title), MAX_TITLE) for title in titles[:MAX_TITLES]]
     quotes = f"{_TITLES}\n{quoted(chr(10).join(shown), MAX_TITLES * MAX_TITLE)}" if shown else ""
     return AgentTask(96, _prompt(_REWRITE, question, quotes), lambda: QueryParser(rules))
 
@@ -287,8 +275,8 @@ def rewrite(question: str, titles: Sequence[str] = ()) -> QueryAgent:
 def plan(question: str) -> QueryAgent:
     """What to search the web for. It reads the user's own words alone, so no document is in its queries; question: of
     messages of the user, never of earlier answers. Where it writes nonsense, the question is searched for."""
-    fallback = shortened(one_line(question), MAX_QUERY)
-    rules = QueryRules(PLAN_QUERIES, MAX_QUERY, Vocabulary([question]), fallback)
+    fallback = reading.shortened(reading.one_line(question), MAX_QUERY)
+    rules = QueryRules(PLAN_QUERIES, MAX_QUERY, reading.Vocabulary([question]), fallback)
     return AgentTask(64, _prompt(_PLAN, question), lambda: QueryParser(rules))
 
 
@@ -304,7 +292,7 @@ def look(question: str, evidence: Sequence[Evidence]) -> QueryAgent:
         if {*each.origins, *(source.side for source in each.sources)} != {"web"}:
             raise ValueError("The second look reads what came from the web only.")
     read = evidence[:LOOK_EVIDENCE]
-    rules = QueryRules(LOOK_QUERIES, MAX_QUERY, Vocabulary([question, *(each.text for each in read)]))
+    rules = QueryRules(LOOK_QUERIES, MAX_QUERY, reading.Vocabulary([question, *(each.text for each in read)]))
     quotes = quoted_evidence(read, LOOK_TEXT) or "Nothing was found."
     return AgentTask(48, _prompt(_LOOK, question, quotes), lambda: QueryParser(rules))
 
@@ -338,22 +326,22 @@ class StatementParser(ListParser[Evidence]):
     ) -> None:
         super().__init__(STATEMENT_LINE, most)
         self._shown, self._passages = shown, read
-        self._vocabulary = Vocabulary([question, *(f"{each.title}\n{each.text}" for each in shown)])
+        self._vocabulary = reading.Vocabulary([question, *(f"{each.title}\n{each.text}" for each in shown)])
 
     def _line(self, line: str) -> Iterator[str]:
         for sentence in _sentences(line):
             if self.done:
                 return
-            self.declined = has_declined(without_citations(sentence))
+            self.declined = reading.has_declined(reading.without_citations(sentence))
             if not self.declined:
                 yield sentence
 
     def _item(self, item: str) -> Evidence | None:
-        text = one_line(" ".join(items_of(without_citations(item))))
+        text = reading.one_line(" ".join(reading.items_of(reading.without_citations(item))))
         if not self._is_new(text, usable=len(text) <= MAX_STATEMENT and self._vocabulary.supports(text)):
             return None
-        ranges = [each for cited in find_citations(item) for each in cited]
-        cited = (self._shown[number - 1] for number in resolved(ranges, len(self._shown)))
+        ranges = [each for cited in reading.find_citations(item) for each in cited]
+        cited = (self._shown[number - 1] for number in reading.resolved(ranges, len(self._shown)))
         return Evidence.from_reading(text, cited, self._passages)
 
     def _instead(self) -> list[Evidence]:

@@ -14,19 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.workflow.reading import (
-    Vocabulary,
-    beginning,
-    cleaned,
-    figures,
-    folded,
-    has_declined,
-    is_repetitive,
-    one_line,
-    shortened,
-    terms,
-    words_apart,
-)
+from paceline.workflow import reading
 
 JOB_TOKENS: Final = 32  # of a reply: a few words
 SUMMARY_TOKENS: Final = 96
@@ -55,10 +43,10 @@ def asks_summary(question: str) -> bool:
 
 def named_in(question: str, names: Collection[str]) -> set[str]:
     """Names of files that a question has word for word; the ending may be left out of names of several words."""
-    asked = _spaced(words_apart(question))
+    asked = _spaced(reading.words_apart(question))
     found = set()
     for name in names:
-        whole, stem = words_apart(name), words_apart(name.rpartition(".")[0])
+        whole, stem = reading.words_apart(name), reading.words_apart(name.rpartition(".")[0])
         if (whole and _spaced(whole) in asked) or (len(stem) > 1 and _spaced(stem) in asked):
             found.add(name)
     return found
@@ -66,7 +54,7 @@ def named_in(question: str, names: Collection[str]) -> set[str]:
 
 def asked_of_passage(question: str, *, points: bool) -> str:
     """The message of a job. points: to a model that answers with words of the passage anyway, and follows nothing."""
-    text = shortened(one_line(question), MAX_ASKED)
+    text = reading.shortened(reading.one_line(question), MAX_ASKED)
     return text if points else _ASK.format(question=text)
 
 
@@ -82,21 +70,29 @@ def span_of(reply: str, passage: str, question: str) -> str:
     """The run of a reply's words that stands in the passage and adds most to the question, folded; of equal ones the
     longest, then the first. "" where the reply declines, adds nothing, or adds more than stands there: a figure, or
     half of its words."""
-    line = one_line(reply)
-    if has_declined(line):
+    line = reading.one_line(reply)
+    if reading.has_declined(line):
         return ""
-    said = words_apart(line)[:MAX_REPLY]
-    standing, whole, asked = _spaced(words_apart(passage)), " ".join(said), " ".join(words_apart(question))
+    said = reading.words_apart(line)[:MAX_REPLY]
+    standing, whole, asked = (
+        _spaced(reading.words_apart(passage)),
+        " ".join(said),
+        " ".join(reading.words_apart(question)),
+    )
     runs, end = [""], 0
     for start in range(len(said)):
         end = max(end, start)
         while end < len(said) and _spaced(said[start : end + 1]) in standing:
             end += 1
         runs.append(" ".join(said[start:end]))
-    known = terms(asked)
-    found = max(runs, key=lambda run: (len(terms(run) - known), len(run)))
-    kept, added = terms(found) - known, terms(whole) - known
-    stands = kept and 2 * len(kept) >= len(added) and figures(whole) - figures(asked) <= figures(found)
+    known = reading.terms(asked)
+    found = max(runs, key=lambda run: (len(reading.terms(run) - known), len(run)))
+    kept, added = reading.terms(found) - known, reading.terms(whole) - known
+    stands = (
+        kept
+        and 2 * len(kept) >= len(added)
+        and reading.figures(whole) - reading.figures(asked) <= reading.figures(found)
+    )
     return found if stands else ""
 
 
@@ -114,8 +110,8 @@ def bearings(question: str, passages: Sequence[str]) -> list[float]:
     """How much of the question each passage holds, 0 to 1: of its words that some passages hold and others do not,
     the rarer ones weighing more. A name is what tells the passage that answers from those that could answer another
     question of the kind, which a small model answers as well."""
-    held = [set(words_apart(passage)) for passage in passages]
-    counts = {word: sum(word in words for words in held) for word in set(words_apart(question))}
+    held = [set(reading.words_apart(passage)) for passage in passages]
+    counts = {word: sum(word in words for words in held) for word in set(reading.words_apart(question))}
     weights = {word: math.log(len(held) / count) for word, count in counts.items() if count}
     whole = sum(weights.values())
     return [sum(weights[word] for word in words & weights.keys()) / whole if whole else 1.0 for words in held]
@@ -123,11 +119,11 @@ def bearings(question: str, passages: Sequence[str]) -> list[float]:
 
 def summary_of(reply: str, text: str) -> str:
     """The sentences of a reply that the text supports, each once; where there is none, the beginning of the text."""
-    vocabulary, kept = Vocabulary([text]), dict[str, str]()
-    for sentence in map(cleaned, map(one_line, _SENTENCE.split(reply))):
-        if vocabulary.supports(sentence) and not is_repetitive(sentence) and not has_declined(sentence):
-            kept.setdefault(folded(sentence), sentence)
-    return " ".join(kept.values()) or beginning(one_line(text), LEAST_SUMMARISED // 8)
+    vocabulary, kept = reading.Vocabulary([text]), dict[str, str]()
+    for sentence in map(reading.cleaned, map(reading.one_line, _SENTENCE.split(reply))):
+        if vocabulary.supports(sentence) and not reading.is_repetitive(sentence) and not reading.has_declined(sentence):
+            kept.setdefault(reading.folded(sentence), sentence)
+    return " ".join(kept.values()) or reading.beginning(reading.one_line(text), LEAST_SUMMARISED // 8)
 
 
 def parts_of_texts(sizes: Sequence[tuple[str, int]], most: int) -> list[range]:

@@ -15,25 +15,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from paceline.core.fair import Turns
-from paceline.workflow.graph import (
-    Cancel,
-    Ended,
-    Failed,
-    Launch,
-    Left,
-    ProcessingUnit,
-    Request,
-    Stage,
-    StageGraph,
-    StagesAdded,
-    StagesDone,
-    UnitPool,
-    UnitsBack,
-    UnitsLost,
-    Unrunnable,
-    WorkflowEffect,
-    WorkflowEvent,
-)
+from paceline.workflow import graph
+from paceline.workflow.graph import Launch, Request, Stage
 from paceline.workflow.placement import (
     Candidate,
     LaunchPlan,
@@ -54,12 +37,12 @@ class WorkflowScheduler:
     """Decides what runs where. Events in, effects out; the times in events must not fall."""
 
     def __init__(
-        self, units: Sequence[ProcessingUnit], profiles: Profiles, policy: SchedulingPolicy | None = None
+        self, units: Sequence[graph.ProcessingUnit], profiles: Profiles, policy: SchedulingPolicy | None = None
     ) -> None:
         self.policy = policy or SchedulingPolicy()
-        self.graph = StageGraph(whole_stages=self.policy.whole_stages)
+        self.graph = graph.StageGraph(whole_stages=self.policy.whole_stages)
         self._running: dict[int, Running] = {}
-        self._units = UnitPool(units)
+        self._units = graph.UnitPool(units)
         self._profiles = profiles
         self._predictions = Predictions(profiles, self.policy)
         self._failures: dict[tuple[Stage, str], int] = {}
@@ -69,43 +52,43 @@ class WorkflowScheduler:
         self._launches = 0
         self._turns = Turns()  # of owners on the units, by predicted seconds of launches
 
-    def on(self, event: WorkflowEvent) -> list[WorkflowEffect]:
+    def on(self, event: graph.WorkflowEvent) -> list[graph.WorkflowEffect]:
         """Raises ValueError for stages that cannot be added."""
-        effects: list[WorkflowEffect] = []
+        effects: list[graph.WorkflowEffect] = []
         match event:
-            case StagesAdded():
+            case graph.StagesAdded():
                 effects += self._add(event.stages)
-            case Ended():
+            case graph.Ended():
                 effects += self._end(event)
-            case Failed():
+            case graph.Failed():
                 effects += self._fail(event)
-            case Left():
+            case graph.Left():
                 effects += self._drop(self.graph.of(event.request))
-            case UnitsLost():
+            case graph.UnitsLost():
                 for name in event.units:
                     self._units.lose(name)
                 for running in [each for each in self._running.values() if each.launch.unit in event.units]:
                     self._remove(running.launch.id)
                 kept = {unit.memory for unit in self._units}
                 self._memories = {text: memory for text, memory in self._memories.items() if memory in kept}
-            case UnitsBack():
+            case graph.UnitsBack():
                 for name in event.units:
                     self._units.restore(name, event.latency_s, event.bytes_per_s)
         return effects + self._dispatch(event.now) + self._completed()
 
-    def _add(self, stages: Sequence[Stage]) -> list[WorkflowEffect]:
+    def _add(self, stages: Sequence[Stage]) -> list[graph.WorkflowEffect]:
         self.graph.add(stages)
         self._open |= dict.fromkeys(stage.request for stage in stages)
         return [effect for stage in stages for effect in self._refuse(stage)]
 
-    def _refuse(self, stage: Stage) -> list[WorkflowEffect]:
+    def _refuse(self, stage: Stage) -> list[graph.WorkflowEffect]:
         """Say once that no unit may run a stage, not even one that is lost now."""
         if stage in self._refused or self._able(stage, lost=True):
             return []
         self._refused.add(stage)
-        return [Unrunnable(stage)]
+        return [graph.Unrunnable(stage)]
 
-    def _end(self, event: Ended) -> list[WorkflowEffect]:
+    def _end(self, event: graph.Ended) -> list[graph.WorkflowEffect]:
         if event.launch not in self._running:
             return []  # of a unit that was lost
         running, outcome = self._running.pop(event.launch), event.outcome
@@ -120,7 +103,7 @@ class WorkflowScheduler:
         self.graph.end(stage, launch.count, done=outcome.items, finished=outcome.finished)
         return effects
 
-    def _fail(self, event: Failed) -> list[WorkflowEffect]:
+    def _fail(self, event: graph.Failed) -> list[graph.WorkflowEffect]:
         if event.launch not in self._running:
             return []
         gone = self._remove(event.launch)
@@ -137,11 +120,11 @@ class WorkflowScheduler:
             self.graph.give_up(gone.stage, gone.first, gone.count)
         return gone
 
-    def _drop(self, stages: Sequence[Stage]) -> list[WorkflowEffect]:
+    def _drop(self, stages: Sequence[Stage]) -> list[graph.WorkflowEffect]:
         dropped = {each for stage in stages if stage in self.graph for each in self.graph.drop(stage)}
-        return [Cancel(each.launch.id) for each in self._running.values() if each.launch.stage in dropped]
+        return [graph.Cancel(each.launch.id) for each in self._running.values() if each.launch.stage in dropped]
 
-    def _able(self, stage: Stage, *, lost: bool = False) -> Sequence[ProcessingUnit]:
+    def _able(self, stage: Stage, *, lost: bool = False) -> Sequence[graph.ProcessingUnit]:
         units = self._units.able(stage.operation.model, private=self.graph.stays_here(stage), lost=lost)
         memory = self._memories.get(stage.text)
         return [
@@ -152,7 +135,7 @@ class WorkflowScheduler:
             and self._failures.get((stage, unit.name), 0) < MAX_FAILURES
         ]
 
-    def _dispatch(self, now: float) -> list[WorkflowEffect]:
+    def _dispatch(self, now: float) -> list[graph.WorkflowEffect]:
         """Launch what can begin (lines 3 to 19)."""
         free = {unit.name: now for unit in self._units}
         for running in self._running.values():
@@ -170,7 +153,7 @@ class WorkflowScheduler:
         self._turns.begin({stage.request.owner for stage in stages})
         waiting = [each for each in stages if self.graph.available(each) or each in busy]
         order = self._turns.order([(each.request.owner, each) for each in waiting], partial(self._least_seconds, able))
-        effects: list[WorkflowEffect] = []
+        effects: list[graph.WorkflowEffect] = []
         for stage in order:
             if stage.operation.ordered and stage in busy:  # it goes on where it is
                 unit = busy[stage].launch.unit
@@ -185,13 +168,13 @@ class WorkflowScheduler:
                 effects.append(self._launch(now, stage, placement, ranks[stage]))
         return effects
 
-    def _least_seconds(self, able: Mapping[Stage, Sequence[ProcessingUnit]], stage: Stage) -> float:
+    def _least_seconds(self, able: Mapping[Stage, Sequence[graph.ProcessingUnit]], stage: Stage) -> float:
         """What is left of the stage takes where it is fastest, without a profile a second."""
         kinds = {unit.kind for unit in able[stage]}
         known = (self._predictions.seconds(stage.operation, max(stage.remaining, 1), kind) for kind in kinds)
         return min((seconds for seconds in known if seconds is not None), default=1.0)
 
-    def _ranks(self, now: float, able: Mapping[Stage, Sequence[ProcessingUnit]]) -> dict[Stage, float]:
+    def _ranks(self, now: float, able: Mapping[Stage, Sequence[graph.ProcessingUnit]]) -> dict[Stage, float]:
         if not self.policy.criticality:
             return dict.fromkeys(able, 0.0)
         seconds = predicted_seconds(able, self._predictions)
@@ -213,7 +196,7 @@ class WorkflowScheduler:
         self._running[launch.id] = Running(launch, placement.unit.memory, now, placement.moving_s, now + seconds)
         return launch
 
-    def _completed(self) -> list[WorkflowEffect]:
+    def _completed(self) -> list[graph.WorkflowEffect]:
         """Requests that have ended: their stages are forgotten."""
         unfinished = {stage.request for stage in self.graph.unfinished()}
         ended = [request for request in self._open if request not in unfinished]
@@ -225,4 +208,4 @@ class WorkflowScheduler:
         gone = {key for key in self._failures if key[0] not in self.graph}
         for key in gone:
             del self._failures[key]
-        return [StagesDone(request) for request in ended]
+        return [graph.StagesDone(request) for request in ended]

@@ -15,23 +15,8 @@ from typing import Protocol, TypedDict
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
 from paceline.runtime.service import LinkStatus
+from paceline.wire import effects
 from paceline.wire.close_codes import CloseCode, clip
-from paceline.wire.effects import (
-    Authenticate,
-    Bulk,
-    Claim,
-    Connected,
-    Deliver,
-    Disconnected,
-    Effect,
-    KeepKey,
-    KeyEffect,
-    MakeKey,
-    SettleKey,
-    Signer,
-    TickAt,
-    Transmit,
-)
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine, PeerMachine
 from paceline.wire.messages import REFUSED, VERSION, CloseSession, Frame, Introduction, OpenSession, SessionFrame
@@ -44,7 +29,7 @@ log = logging.getLogger("paceline.link")
 
 
 # The public key that proves the claim, or why it is refused; never raises for a false claim.
-Authenticator = Callable[[Claim], Awaitable[bytes | CloseCode]]
+Authenticator = Callable[[effects.Claim], Awaitable[bytes | CloseCode]]
 # (device, its present public key, its new one) -> whether the new one is stored and the present one void.
 KeyKeeper = Callable[[str, bytes, bytes], Awaitable[bool]]
 
@@ -52,7 +37,7 @@ KeyKeeper = Callable[[str, bytes, bytes], Awaitable[bool]]
 class KeyStore(Protocol):
     """A device's keys for one cloud. Methods raise PacelineError when nothing can be stored."""
 
-    async def make_key(self) -> Signer:
+    async def make_key(self) -> effects.Signer:
         """A key beside the present one, stored. The same one again until `settle`."""
 
     async def settle(self, public_key: bytes) -> None:
@@ -81,9 +66,9 @@ class PeerLink(ABC):
         self._outgoing: deque[bytes] = deque()
         self._queued_bytes = 0
         self._wake_writer = asyncio.Event()  # a frame is queued, or the link has closed
-        self._key_effects: asyncio.Queue[KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
+        self._key_effects: asyncio.Queue[effects.KeyEffect] = asyncio.Queue()  # of few: the machine bounds them
         self._timer: asyncio.TimerHandle | None = None
-        self._disconnected: Disconnected | None = None
+        self._disconnected: effects.Disconnected | None = None
         self._running = False
         self._finished = asyncio.Event()
 
@@ -92,13 +77,13 @@ class PeerLink(ABC):
     def _connected(self) -> None: ...
 
     @abstractmethod
-    def _deliver(self, message: Frame | Bulk) -> None: ...
+    def _deliver(self, message: Frame | effects.Bulk) -> None: ...
 
     @abstractmethod
     def _ended(self) -> None:
         """The link has closed. Called once."""
 
-    async def _renew(self, effect: MakeKey | KeepKey | SettleKey) -> list[Effect]:
+    async def _renew(self, effect: effects.MakeKey | effects.KeepKey | effects.SettleKey) -> list[effects.Effect]:
         """Part of the renewal of a key; what the machine wants then."""
         raise AssertionError(f"keys of this kind of peer are not renewed: {effect}")
 
@@ -131,19 +116,19 @@ class PeerLink(ABC):
             await self._finished.wait()
 
     # ---- effects ----------------------------------------------------------------------------------------------------
-    def _apply(self, effects: Iterable[Effect]) -> None:
-        for effect in effects:
+    def _apply(self, wanted: Iterable[effects.Effect]) -> None:
+        for effect in wanted:
             match effect:
-                case Transmit(data):
+                case effects.Transmit(data):
                     self._queue(data)
-                case Deliver(message):
+                case effects.Deliver(message):
                     self._deliver(message)
-                case TickAt(time):
+                case effects.TickAt(time):
                     self._wake_at(time)
-                case Connected():
+                case effects.Connected():
                     self.up.set()
                     self._connected()
-                case Disconnected():
+                case effects.Disconnected():
                     self._on_disconnected(effect)
                 case _:
                     self._key_effects.put_nowait(effect)
@@ -161,7 +146,7 @@ class PeerLink(ABC):
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(time, lambda: self._apply(self._driven.tick(loop.time())))
 
-    def _on_disconnected(self, effect: Disconnected) -> None:
+    def _on_disconnected(self, effect: effects.Disconnected) -> None:
         self.close_code, self.close_reason, self._disconnected = effect.code, effect.reason, effect
         if self._timer is not None:
             self._timer.cancel()
@@ -210,13 +195,13 @@ class PeerLink(ABC):
     async def _work_on_keys(self) -> None:
         while True:
             effect = await self._key_effects.get()
-            if isinstance(effect, Authenticate):
+            if isinstance(effect, effects.Authenticate):
                 admitted = await self._admit(effect.claim)
                 self._apply(self._driven.authenticated(admitted, asyncio.get_running_loop().time()))
             else:
                 self._apply(await self._renew(effect))
 
-    async def _admit(self, claim: Claim) -> bytes | CloseCode:
+    async def _admit(self, claim: effects.Claim) -> bytes | CloseCode:
         if self._authenticate is None:
             return CloseCode.BAD_CREDENTIAL
         try:
@@ -326,11 +311,11 @@ class Link(PeerLink):
 
         Raises LinkClosed when the link is closed, LocalProtocolError for a message that must not be sent.
         """
-        effects = self._machine.send(message, asyncio.get_running_loop().time())
-        self._apply(effects)
+        wanted = self._machine.send(message, asyncio.get_running_loop().time())
+        self._apply(wanted)
         if isinstance(message, CloseSession):
             self._handlers.pop(message.session, None)
-        num_bytes = next((len(effect.data) for effect in effects if isinstance(effect, Transmit)), 0)
+        num_bytes = next((len(effect.data) for effect in wanted if isinstance(effect, effects.Transmit)), 0)
         self.sent_bytes[message.kind] += num_bytes
         self.asked += isinstance(message, OpenSession)
         if num_bytes and self.on_sent is not None:
@@ -355,16 +340,16 @@ class Link(PeerLink):
         """Refuse new sessions, and close when the open ones have ended."""
         self._apply(self._machine.drain())
 
-    async def _renew(self, effect: MakeKey | KeepKey | SettleKey) -> list[Effect]:
+    async def _renew(self, effect: effects.MakeKey | effects.KeepKey | effects.SettleKey) -> list[effects.Effect]:
         """One that fails is logged: the present key stays valid, and the cloud asks again."""
         renewal, store, keep = self._machine.renewal, self._key_store, self._keep_key
         try:
             match effect:
-                case MakeKey() if store is not None and isinstance(renewal, DeviceRenewal):
+                case effects.MakeKey() if store is not None and isinstance(renewal, DeviceRenewal):
                     return renewal.offer(await store.make_key())
-                case SettleKey(key) if store is not None:
+                case effects.SettleKey(key) if store is not None:
                     await store.settle(key)
-                case KeepKey(device, present, new) if keep is not None and isinstance(renewal, CloudRenewal):
+                case effects.KeepKey(device, present, new) if keep is not None and isinstance(renewal, CloudRenewal):
                     return renewal.kept(new) if await keep(device, present, new) else []
         except PacelineError as error:
             log.error("this device's key cannot be renewed: %s", error)
@@ -382,7 +367,7 @@ class Link(PeerLink):
         if self._queued_bytes > MAX_QUEUED_BYTES:
             self._apply(self._machine.close(CloseCode.TOO_SLOW, f"{self._queued_bytes} bytes were waiting"))
 
-    def _deliver(self, message: Frame | Bulk) -> None:
+    def _deliver(self, message: Frame | effects.Bulk) -> None:
         assert isinstance(message, SessionFrame), "the machine of this link delivers no others"
         session = message.session
         try:
@@ -410,7 +395,7 @@ class Link(PeerLink):
             self.on_down()
 
 
-async def _say_goodbye(transport: Transport, end: Disconnected | None) -> None:
+async def _say_goodbye(transport: Transport, end: effects.Disconnected | None) -> None:
     """Send the close frame, unless the peer has ended the connection itself."""
     if end is None or end.by_peer:
         return

@@ -21,17 +21,8 @@ from paceline.runtime.stages.links import StageLink, dial_stage
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Bulk, Signer
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import (
-    ROW_FORMATS,
-    About,
-    Assign,
-    Describe,
-    LoadSpan,
-    RequestDone,
-    RequestFailed,
-    RowFormat,
-    StageCost,
-)
+from paceline.wire.stages import messages
+from paceline.wire.stages.messages import About, RowFormat, StageCost
 
 log = logging.getLogger("paceline.stages")
 A = TypeVar("A", bound=Frame)
@@ -105,7 +96,7 @@ class Member:
             raise LinkClosed(f"the stage at {self.place} did not answer within {seconds:.0f} s") from None
         finally:
             self.answers.pop(number, None)
-        if isinstance(found, RequestFailed):
+        if isinstance(found, messages.RequestFailed):
             raise LinkClosed(f"the stage at {self.place} failed: {found.reason}")
         if not isinstance(found, kind):
             raise LinkClosed(f"the stage at {self.place} answered something else")
@@ -184,7 +175,7 @@ class Members:
             await member.place.kill()  # it runs and does not answer: the next attempt starts another
             raise
         member.link, (member.name, member.key), member.address = link, link.stage, address
-        member.about = await member.ask(Describe(next(self._numbers), measured), DESCRIBE_S, About)
+        member.about = await member.ask(messages.Describe(next(self._numbers), measured), DESCRIBE_S, About)
         self._check(member)
 
     def _received(self, member: Member, link: StageLink, message: Frame | Bulk) -> None:
@@ -251,7 +242,7 @@ class Members:
         await asyncio.gather(*(self.load(*pair) for pair in zip(self.members, plan, strict=True)))
 
     async def load(self, member: Member, span: Span) -> None:
-        member.about = await member.ask(LoadSpan(next(self._numbers), *span), LOAD_S, About)
+        member.about = await member.ask(messages.LoadSpan(next(self._numbers), *span), LOAD_S, About)
         self._check(member)
 
     def _row(self) -> list[Member]:
@@ -281,7 +272,7 @@ class Members:
         self.epoch += 1
         requests = []
         for before, member, behind in zip([None, *self.order], self.order, [*self.order[1:], None], strict=False):
-            message = Assign(
+            message = messages.Assign(
                 next(self._numbers),
                 self.epoch,
                 self.format,
@@ -289,7 +280,7 @@ class Members:
                 None if behind is None else behind.address,
                 None if behind is None else behind.key,
             )
-            requests.append(member.ask(message, ASSIGN_S, RequestDone))
+            requests.append(member.ask(message, ASSIGN_S, messages.RequestDone))
         jobs = [asyncio.ensure_future(request) for request in requests]
         try:
             await asyncio.gather(*jobs)
@@ -305,7 +296,7 @@ class Members:
         assert about is not None
         if self._format is not None:
             return self._format
-        return about.dtype if about.dtype in ROW_FORMATS else "float32"
+        return about.dtype if about.dtype in messages.ROW_FORMATS else "float32"
 
     async def replace_lost(self) -> None:
         """Connect again to lost members of the row, or put spares in their place. Raises LinkClosed."""

@@ -27,34 +27,7 @@ from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import (
-    MAX_MESSAGE_BYTES,
-    CheckRows,
-    ExportRows,
-    FetchScores,
-    ImportRows,
-    KvRows,
-    PruneRows,
-    ReleaseRows,
-    RunBatch,
-    ScoreRows,
-    StageHave,
-    TruncateRows,
-    kv_from_wire,
-    kv_to_wire,
-)
-from paceline.wire.stages.sampling import (
-    MixtureRows,
-    SampleAhead,
-    SampledRows,
-    SampledToken,
-    SampleRows,
-    Wanted,
-    WantedRow,
-    mixture_to_wire,
-    row_to_wire,
-    sampled_from_wire,
-)
+from paceline.wire.stages import messages, sampling
 
 _ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
 
@@ -105,7 +78,7 @@ def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Outpu
             continue
         scored = done.kept[number]
         rows = rows if scored is None else tuple(rows[row] for row in scored)
-        parts.append(FarLogits(handle, number, size, fetch, rows, tuple(map(sampled_from_wire, tokens))))
+        parts.append(FarLogits(handle, number, size, fetch, rows, tuple(map(sampling.sampled_from_wire, tokens))))
     return Output(tuple(parts), done.kept)
 
 
@@ -120,7 +93,7 @@ def sampled_already(request: SampleRequest) -> tuple[SampledRow, ...] | None:
     return part.sampled if same else None
 
 
-def wanted_of(request: SampleRequest) -> Wanted | None:
+def wanted_of(request: SampleRequest) -> sampling.Wanted | None:
     """None for rows that are not all at the last stage."""
     branches: list[list[tuple[int, int]]] = []
     for parts in request.branches:
@@ -131,31 +104,33 @@ def wanted_of(request: SampleRequest) -> Wanted | None:
             if len(part):
                 places.append((part.batch.ticket, part.segment))
         branches.append(places)
-    mixture: MixtureRows | None = None if request.mixture is None else mixture_to_wire(request.mixture)
-    return Wanted(branches, list(map(row_to_wire, request.rows)), mixture)
+    mixture: sampling.MixtureRows | None = (
+        None if request.mixture is None else sampling.mixture_to_wire(request.mixture)
+    )
+    return sampling.Wanted(branches, list(map(sampling.row_to_wire, request.rows)), mixture)
 
 
-def in_parts(wanted: Sequence[Wanted]) -> list[list[Wanted]]:
+def in_parts(wanted: Sequence[sampling.Wanted]) -> list[list[sampling.Wanted]]:
     """As few messages as their sizes allow: masks of large vocabularies take tens of kilobytes a row."""
-    parts: list[list[Wanted]] = []
+    parts: list[list[sampling.Wanted]] = []
     room = 0
     for each in wanted:
         size = sum(map(_size_of, each.rows))
         if not parts or size > room:
             parts.append([])
-            room = MAX_MESSAGE_BYTES // 2
+            room = messages.MAX_MESSAGE_BYTES // 2
         parts[-1].append(each)
         room -= size
     return parts
 
 
-def _size_of(row: WantedRow) -> int:
+def _size_of(row: sampling.WantedRow) -> int:
     return _ROW_BYTES + len(row.allowed or b"") + len(row.prompt or b"") + 12 * len(row.counts)
 
 
-def answer_of(request: SampleRequest, rows: Sequence[SampledToken]) -> tuple[SampledRow, ...]:
+def answer_of(request: SampleRequest, rows: Sequence[sampling.SampledToken]) -> tuple[SampledRow, ...]:
     """Raises RemoteProtocolError for what cannot be the answer."""
-    found = tuple(map(sampled_from_wire, rows))
+    found = tuple(map(sampling.sampled_from_wire, rows))
     mixture = request.mixture
     if mixture is None or not mixture.heads:
         return found
@@ -232,7 +207,7 @@ class RemotePipeline:
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)
             self._head.batches.append(BatchUnderWay(ticket, batch))
-            self._head.record(RunBatch(ticket, batch.segments))
+            self._head.record(messages.RunBatch(ticket, batch.segments))
         return ticket
 
     def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
@@ -243,7 +218,9 @@ class RemotePipeline:
             under = self._head.batch(ticket)
             if under is None or not self._head.up:
                 return
-            message = SampleAhead(ticket, [None if each is None else list(map(row_to_wire, each)) for each in rows])
+            message = sampling.SampleAhead(
+                ticket, [None if each is None else list(map(sampling.row_to_wire, each)) for each in rows]
+            )
             with suppress(LocalProtocolError):  # with masks of hundreds of rows it may be too large: asked later
                 self._head.send(-1, message)
                 under.ahead = rows
@@ -287,11 +264,11 @@ class RemotePipeline:
             if answer is None and (asked := wanted_of(request)) is not None
         }
         if wanted:
-            found: list[list[SampledToken]] = []
+            found: list[list[sampling.SampledToken]] = []
             parts = in_parts(list(wanted.values()))
-            questions = [StageRequest(-1, SampleRows(next(self._head.numbers), part)) for part in parts]
+            questions = [StageRequest(-1, sampling.SampleRows(next(self._head.numbers), part)) for part in parts]
             for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
-                if not isinstance(answer, SampledRows) or len(answer.rows) != len(part):
+                if not isinstance(answer, sampling.SampledRows) or len(answer.rows) != len(part):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
             for place, rows in zip(wanted, found, strict=True):
@@ -304,8 +281,10 @@ class RemotePipeline:
     def _fetch(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
         if first == stop:
             return ()
-        found = self._head.ask(StageRequest(-1, FetchScores(next(self._head.numbers), ticket, segment, first, stop)))
-        if not isinstance(found, Bulk) or not isinstance(found.header, ScoreRows):
+        found = self._head.ask(
+            StageRequest(-1, messages.FetchScores(next(self._head.numbers), ticket, segment, first, stop))
+        )
+        if not isinstance(found, Bulk) or not isinstance(found.header, messages.ScoreRows):
             raise EngineError("the last stage answered something else")
         shape = stop - first, self._info.vocab_size
         if len(found.payload) != 4 * shape[0] * shape[1]:
@@ -318,19 +297,19 @@ class RemotePipeline:
             sent = self._sent.table.last_id(seq)
             self._sent.table.prune(seq, keep, live, horizon)
             last = None if horizon is None else max(horizon, sent)
-            self._head.record(PruneRows(seq, tuple(keep), tuple(live), last))
+            self._head.record(messages.PruneRows(seq, tuple(keep), tuple(live), last))
 
     def truncate(self, seq: SeqId, length: int) -> None:
         with self._changed:
             self._sent.table.truncate(seq, length)
-            self._head.record(TruncateRows(seq, length))
+            self._head.record(messages.TruncateRows(seq, length))
 
     def release(self, seq: SeqId) -> None:
         with self._changed:
             self._head.flush()
             if seq in self._sent.table or seq in self._sent.failed:
                 self._sent.release(seq)
-                self._head.record(ReleaseRows(seq))
+                self._head.record(messages.ReleaseRows(seq))
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
         if seq in self._sent.table:
@@ -353,8 +332,8 @@ class RemotePipeline:
                 span = slice(first, first + layers)
                 part = KvPrefix(rows.model, rows.dtype, rows.tokens, rows.keys[span], rows.values[span])
                 number = next(self._head.numbers)
-                message = ImportRows(number, seq, rows.tokens)
-                requests.append(StageRequest(place, message, kv_to_wire(number, part)))
+                message = messages.ImportRows(number, seq, rows.tokens)
+                requests.append(StageRequest(place, message, messages.kv_to_wire(number, part)))
                 first += layers
             self._head.ask_all(requests, Imported(seq, rows.tokens))
         except EngineError:
@@ -365,7 +344,7 @@ class RemotePipeline:
         """Waits for everything under way."""
         with self._changed:
             self._sent.table.export(seq, len(tokens))
-        found = self._ask_each(lambda request: ExportRows(request, seq, tuple(tokens)))
+        found = self._ask_each(lambda request: messages.ExportRows(request, seq, tuple(tokens)))
         try:
             parts = [_kv_of(each, self._info.fingerprint, tokens) for each in found]
         except RemoteProtocolError as error:
@@ -398,14 +377,14 @@ class RemotePipeline:
                 return
             lost = set(self._sent.failed)
             lengths = {seq: rows for seq, rows in self._sent.table.lengths().items() if rows and seq not in lost}
-        found = self._ask_each(CheckRows)
+        found = self._ask_each(messages.CheckRows)
         for each in found:
-            assert isinstance(each, StageHave)
+            assert isinstance(each, messages.StageHave)
             held = {SeqId(seq): rows for seq, rows in each.lengths if seq not in lost}
             assert held == lengths, f"a stage has other rows than were sent: {held}, {lengths}"
 
 
 def _kv_of(found: Frame | Bulk, model: str, tokens: Sequence[int]) -> KvPrefix:
-    if not isinstance(found, Bulk) or not isinstance(found.header, KvRows):
+    if not isinstance(found, Bulk) or not isinstance(found.header, messages.KvRows):
         raise EngineError("a stage answered something else")
-    return kv_from_wire(found.header, found.payload, model, tokens)
+    return messages.kv_from_wire(found.header, found.payload, model, tokens)

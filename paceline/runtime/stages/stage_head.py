@@ -24,18 +24,7 @@ from paceline.runtime.stages.history import History, Imported, SentRows
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import (
-    Change,
-    Forget,
-    ImportRows,
-    KvRows,
-    NeighbourLost,
-    RequestDone,
-    RequestFailed,
-    RunBatch,
-    ScoreRows,
-    StageHave,
-)
+from paceline.wire.stages import messages
 from paceline.wire.stages.sampling import BatchDone, SampledRows
 
 log = logging.getLogger("paceline.stages")
@@ -68,7 +57,7 @@ class StageRequest:
 
     place: int  # of the stage; -1: the last
     message: Frame
-    payload: tuple[KvRows, bytes] | None = None
+    payload: tuple[messages.KvRows, bytes] | None = None
     answer: Frame | Bulk | None = None
     error: EngineError | None = None
 
@@ -80,7 +69,7 @@ class StageRequest:
     def is_again(self) -> bool:
         """To be asked again after a loss: not answered yet, or of rows that an emptied stage holds no more, while
         other stages have not answered."""
-        return self.is_open or (self.error is None and isinstance(self.message, ImportRows))
+        return self.is_open or (self.error is None and isinstance(self.message, messages.ImportRows))
 
 
 class StageHead:
@@ -127,17 +116,17 @@ class StageHead:
         return next((each for each in self.batches if each.ticket == ticket), None)
 
     # ---- to the stages ----------------------------------------------------------------------------------------------
-    def record(self, entry: RunBatch | Change) -> None:
+    def record(self, entry: messages.RunBatch | messages.Change) -> None:
         """With the condition held."""
         self.history.sent(entry)
         if self.up:
             self._send_all(entry)
 
-    def _send_all(self, message: RunBatch | Change) -> None:
+    def _send_all(self, message: messages.RunBatch | messages.Change) -> None:
         for place in range(len(self.members.order)):
             self.send(place, message)
 
-    def send(self, place: int, message: Frame, payload: tuple[KvRows, bytes] | None = None) -> None:
+    def send(self, place: int, message: Frame, payload: tuple[messages.KvRows, bytes] | None = None) -> None:
         link = self.members.order[place].link
         if link is not None:
             link.send(message)
@@ -157,7 +146,7 @@ class StageHead:
             tickets.append(self.forgotten.popleft())
             self.history.settle(tickets[-1])
         if tickets and self.up:
-            self.send(-1, Forget(tuple(tickets)))
+            self.send(-1, messages.Forget(tuple(tickets)))
 
     def ask(self, request: StageRequest) -> Frame | Bulk:
         return self.ask_all([request])[0]
@@ -220,16 +209,20 @@ class StageHead:
                 case BatchDone(epoch=epoch):
                     if epoch == self.members.epoch:
                         self._done(message)
-                case NeighbourLost(epoch=epoch, reason=reason):
+                case messages.NeighbourLost(epoch=epoch, reason=reason):
                     if epoch == self.members.epoch:
                         self._is_torn = True
                         self._fall(f"{member.place} has lost {reason}")
                     return
-                case Bulk(header=KvRows(request=number) | ScoreRows(request=number)):
+                case Bulk(header=messages.KvRows(request=number) | messages.ScoreRows(request=number)):
                     self._answer(number, message)
-                case RequestDone(request=number) | StageHave(request=number) | SampledRows(request=number):
+                case (
+                    messages.RequestDone(request=number)
+                    | messages.StageHave(request=number)
+                    | SampledRows(request=number)
+                ):
                     self._answer(number, message)
-                case RequestFailed(request=number, reason=reason):
+                case messages.RequestFailed(request=number, reason=reason):
                     self._answer(number, EngineError(reason))
                 case _:
                     return
@@ -338,7 +331,7 @@ class StageHead:
         self.flush()
         rows = 0
         for message in self.history.replay():
-            rows += sum(len(each.tokens) for each in message.segments) if isinstance(message, RunBatch) else 0
+            rows += sum(len(each.tokens) for each in message.segments) if isinstance(message, messages.RunBatch) else 0
             self._send_all(message)
         for request in self.requests.values():
             if request.is_again:

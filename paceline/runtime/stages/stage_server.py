@@ -24,21 +24,8 @@ from paceline.system import open_files
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Bulk, Claim
 from paceline.wire.messages import Frame
+from paceline.wire.stages import messages
 from paceline.wire.stages.link import WINDOW_BYTES, StageMachine
-from paceline.wire.stages.messages import (
-    MAX_SENTENCE,
-    About,
-    Assign,
-    BulkHeader,
-    Describe,
-    HiddenRows,
-    KvRows,
-    LoadSpan,
-    NeighbourLost,
-    RequestDone,
-    RequestFailed,
-    StageCost,
-)
 from paceline.wire.stages.sampling import BatchDone
 
 log = logging.getLogger("paceline.stage")
@@ -61,7 +48,7 @@ class StageServer:
         name: str,
         head_key: bytes,
         model: tuple[str, int],
-        cost: Callable[[], StageCost] | None = None,
+        cost: Callable[[], messages.StageCost] | None = None,
     ) -> None:
         """load: layers, from the first to that behind the last. model: its fingerprint and number of layers. cost:
         measures what layers cost here, on the worker's thread; None: the layers are given."""
@@ -71,7 +58,7 @@ class StageServer:
         self._key, self._name, self._head_key = key, name, head_key
         self._model = model
         self._measure = cost
-        self._cost: StageCost | None = None
+        self._cost: messages.StageCost | None = None
         self._certificate = Certificate.fresh()
         self._head: StageLink | None = None
         self._before: StageLink | None = None
@@ -174,12 +161,12 @@ class StageServer:
 
     def _neighbour_lost(self, reason: str) -> None:
         if self._head is not None and self._epoch:
-            self._head.send(NeighbourLost(self._epoch, reason[:MAX_SENTENCE]))
+            self._head.send(messages.NeighbourLost(self._epoch, reason[: messages.MAX_SENTENCE]))
 
     # ---- what comes -------------------------------------------------------------------------------------------------
     def _received(self, link: StageLink, found: Frame | Bulk) -> None:
         match found:
-            case Bulk(header=HiddenRows()) if link is self._before:
+            case Bulk(header=messages.HiddenRows()) if link is self._before:
                 self.worker.put_bulk(found, link.taken)
             case _ if link is self._head:
                 self._from_head(link, found)
@@ -188,13 +175,13 @@ class StageServer:
 
     def _from_head(self, link: StageLink, found: Frame | Bulk) -> None:
         match found:
-            case Bulk(header=KvRows()):
+            case Bulk(header=messages.KvRows()):
                 self.worker.put_bulk(found, link.taken)
-            case Describe():
+            case messages.Describe():
                 self.worker.answer(found.request, lambda: self._describe(found))
-            case LoadSpan():
+            case messages.LoadSpan():
                 self.worker.answer(found.request, lambda: self._load(found))
-            case Assign():
+            case messages.Assign():
                 self._assigned(found)
             case Bulk():
                 raise RemoteProtocolError("rows that no head has", close_code=CloseCode.UNEXPECTED_MESSAGE)
@@ -203,24 +190,24 @@ class StageServer:
                     raise RemoteProtocolError("a command before a place", close_code=CloseCode.UNEXPECTED_MESSAGE)
                 self.worker.put(found)
 
-    def _describe(self, message: Describe) -> About:
+    def _describe(self, message: messages.Describe) -> messages.About:
         """On the worker's thread."""
         if message.measured and self._measure is not None and self._cost is None:
             self._cost = self._measure()
         return self._about(message.request)
 
-    def _load(self, message: LoadSpan) -> About:
+    def _load(self, message: messages.LoadSpan) -> messages.About:
         """On the worker's thread."""
         stage = self.worker.load(message.first, message.stop)
         log.info("layers %d:%d, %d MiB resident", stage.first, stage.stop, resident_bytes() >> 20)
         return self._about(message.request)
 
-    def _about(self, request: int) -> About:
+    def _about(self, request: int) -> messages.About:
         stage, (fingerprint, layers) = self.worker.stage, self._model
         if stage is None:
-            return About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost)
+            return messages.About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost)
         info = stage.info
-        return About(
+        return messages.About(
             request,
             info.fingerprint,
             info.dtype,
@@ -236,7 +223,7 @@ class StageServer:
             self._cost,
         )
 
-    def _assigned(self, message: Assign) -> None:
+    def _assigned(self, message: messages.Assign) -> None:
         stage = self.worker.stage
         self._epoch = message.epoch
         self._part("a place in another pipeline")
@@ -250,7 +237,7 @@ class StageServer:
         )
         self._start(self._take_place(message))
 
-    async def _take_place(self, message: Assign) -> None:
+    async def _take_place(self, message: messages.Assign) -> None:
         if message.next_address is not None and message.next_key is not None:
             deadline = self._loop.time() + DIAL_S
             while True:
@@ -259,7 +246,7 @@ class StageServer:
                     break
                 except LinkClosed as error:
                     if self._loop.time() >= deadline or self._epoch != message.epoch:
-                        self.to_head(RequestFailed(message.request, str(error)[:MAX_SENTENCE]))
+                        self.to_head(messages.RequestFailed(message.request, str(error)[: messages.MAX_SENTENCE]))
                         return
                     await asyncio.sleep(DIAL_PAUSE_S)
             if self._epoch != message.epoch:
@@ -268,7 +255,7 @@ class StageServer:
             self._behind = link
             if not link.is_open:  # lost before it was known here
                 self._gone(link)
-        self.to_head(RequestDone(message.request))
+        self.to_head(messages.RequestDone(message.request))
 
     async def _dial(self, address: str, key: bytes) -> StageLink:
         async def admit(claim: Claim) -> bytes | CloseCode:
@@ -281,7 +268,7 @@ class StageServer:
         """payload: of a bulk message, whose header the message is. Without effect once the head is gone."""
         if (head := self._head) is not None:
             try:
-                if isinstance(message, BulkHeader):
+                if isinstance(message, messages.BulkHeader):
                     head.send_bulk(message, payload)
                 else:
                     head.send(message)
@@ -289,7 +276,7 @@ class StageServer:
                 log.warning("a result could not be sent: %s", error)
                 head.send(failure_of(message, str(error)))
 
-    def to_next(self, header: HiddenRows, payload: bytes) -> None:
+    def to_next(self, header: messages.HiddenRows, payload: bytes) -> None:
         """Waits while the link to the next stage is full."""
         if (behind := self._behind) is not None and header.epoch == self._epoch:
             behind.wait_room(WINDOW_BYTES)
@@ -307,8 +294,8 @@ class StageServer:
 def failure_of(message: Frame, reason: str) -> Frame:
     """What the head is told in place of a result that is too large: it would wait for ever."""
     if isinstance(message, BatchDone):
-        return BatchDone(message.epoch, message.ticket, (), (), [], reason[:MAX_SENTENCE])
-    return RequestFailed(message.request, reason[:MAX_SENTENCE])  # type: ignore[attr-defined]  # of all others
+        return BatchDone(message.epoch, message.ticket, (), (), [], reason[: messages.MAX_SENTENCE])
+    return messages.RequestFailed(message.request, reason[: messages.MAX_SENTENCE])  # type: ignore[attr-defined]  # of all others
 
 
 def resident_bytes() -> int:

@@ -23,6 +23,7 @@ from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
+from paceline.wire.stages import sampling
 from paceline.wire.stages.messages import (
     MAX_BULK_BYTES,
     MAX_SENTENCE,
@@ -50,17 +51,6 @@ from paceline.wire.stages.messages import (
     unpack_rows,
     without_others,
 )
-from paceline.wire.stages.sampling import (
-    BatchDone,
-    SampleAhead,
-    SampledRows,
-    SampledToken,
-    SampleRows,
-    Wanted,
-    mixture_from_wire,
-    row_from_wire,
-    sampled_to_wire,
-)
 
 log = logging.getLogger("paceline.stage")
 
@@ -87,7 +77,7 @@ class LastRows:
 
     def __init__(self) -> None:
         self._rows: dict[int, list[Logits | None]] = {}  # by ticket, of each segment
-        self._ahead: dict[int, SampleAhead] = {}
+        self._ahead: dict[int, sampling.SampleAhead] = {}
         self._forgotten: set[int] = set()  # tickets of batches that are to run yet
         self._lock = threading.Lock()  # of these three
         self._sampler = DeviceSampler()
@@ -98,9 +88,9 @@ class LastRows:
             self._ahead.clear()
             self._forgotten.clear()
 
-    def tell(self, message: SampleAhead | Forget) -> None:
+    def tell(self, message: sampling.SampleAhead | Forget) -> None:
         with self._lock:
-            if isinstance(message, SampleAhead):
+            if isinstance(message, sampling.SampleAhead):
                 self._ahead[message.ticket] = message
                 return
             for ticket in message.tickets:
@@ -114,17 +104,17 @@ class LastRows:
             self._forgotten.discard(ticket)
 
     @staticmethod
-    def tickets(asked: SampleRows | FetchScores) -> set[int]:
+    def tickets(asked: sampling.SampleRows | FetchScores) -> set[int]:
         if isinstance(asked, FetchScores):
             return {asked.ticket}
         return {ticket for wanted in asked.wanted for parts in wanted.branches for ticket, _ in parts}
 
-    def has(self, asked: SampleRows | FetchScores) -> bool:
+    def has(self, asked: sampling.SampleRows | FetchScores) -> bool:
         with self._lock:
             return self.tickets(asked) <= self._rows.keys()
 
     # ---- on the worker's thread -------------------------------------------------------------------------------------
-    def done(self, epoch: int, ticket: int, parts: Parts) -> BatchDone:
+    def done(self, epoch: int, ticket: int, parts: Parts) -> sampling.BatchDone:
         """Keep the rows of a batch that has run, and sample those of which it is known how."""
         with self._lock:
             ahead = self._ahead.pop(ticket, None)
@@ -134,7 +124,7 @@ class LastRows:
                 self._rows[ticket] = [logits for logits, _ in parts]
         kept = tuple(rows for _, rows in parts)
         sizes = tuple(0 if logits is None else len(logits) for logits, _ in parts)
-        sampled: list[list[SampledToken] | None] = [None] * len(parts)
+        sampled: list[list[sampling.SampledToken] | None] = [None] * len(parts)
         if ahead is not None and len(ahead.rows) == len(parts):
             try:
                 self._sample_ahead(ahead, parts, sampled)
@@ -142,32 +132,36 @@ class LastRows:
                 raise
             except Exception as error:  # asked for, it is answered with the error
                 log.warning("rows could not be sampled as soon as they were computed: %s", error)
-        return BatchDone(epoch, ticket, kept, sizes, sampled, None)
+        return sampling.BatchDone(epoch, ticket, kept, sizes, sampled, None)
 
-    def _sample_ahead(self, ahead: SampleAhead, parts: Parts, sampled: list[list[SampledToken] | None]) -> None:
+    def _sample_ahead(
+        self, ahead: sampling.SampleAhead, parts: Parts, sampled: list[list[sampling.SampledToken] | None]
+    ) -> None:
         places: list[int] = []
         requests: list[SampleRequest] = []
         for place, (wanted, (logits, kept)) in enumerate(zip(ahead.rows, parts, strict=True)):
             if wanted is None or not logits:
                 continue
-            rows: list[RowSampling] = [row_from_wire(row) for row in wanted]
+            rows: list[RowSampling] = [sampling.row_from_wire(row) for row in wanted]
             rows = rows if kept is None else [rows[row] for row in kept]
             if len(rows) == len(logits):
                 places.append(place)
                 requests.append(SampleRequest(((logits,),), tuple(rows)))
         for place, found in zip(places, self._sampler(requests) if requests else (), strict=True):
-            sampled[place] = [sampled_to_wire(row) for row in found]
+            sampled[place] = [sampling.sampled_to_wire(row) for row in found]
 
-    def answer(self, asked: SampleRows | FetchScores, vocab_size: int) -> Answer:
+    def answer(self, asked: sampling.SampleRows | FetchScores, vocab_size: int) -> Answer:
         if isinstance(asked, FetchScores):
             return self._scores(asked, vocab_size)
         found = self._sampler([self._request(wanted) for wanted in asked.wanted])
-        return SampledRows(asked.request, [[sampled_to_wire(row) for row in answer] for answer in found])
+        return sampling.SampledRows(
+            asked.request, [[sampling.sampled_to_wire(row) for row in answer] for answer in found]
+        )
 
-    def _request(self, wanted: Wanted) -> SampleRequest:
+    def _request(self, wanted: sampling.Wanted) -> SampleRequest:
         branches = tuple(tuple(self._logits(*part) for part in parts) for parts in wanted.branches)
-        mixture = None if wanted.mixture is None else mixture_from_wire(wanted.mixture)
-        return SampleRequest(branches, tuple(map(row_from_wire, wanted.rows)), mixture)
+        mixture = None if wanted.mixture is None else sampling.mixture_from_wire(wanted.mixture)
+        return SampleRequest(branches, tuple(map(sampling.row_from_wire, wanted.rows)), mixture)
 
     def _logits(self, ticket: int, segment: int) -> Logits:
         with self._lock:
@@ -189,7 +183,7 @@ class LastRows:
 
 Taken = Callable[[], None]  # to be called once a bulk message has been taken, on any thread
 Ordered = Change | RunBatch | ExportRows | ImportRows | CheckRows
-Urgent = SampleRows | FetchScores
+Urgent = sampling.SampleRows | FetchScores
 
 
 class StageWorker(threading.Thread):
@@ -248,9 +242,9 @@ class StageWorker(threading.Thread):
                     self._ordered.append(message)
                 case RunBatch() | ExportRows() | CheckRows():
                     self._ordered.append(message)
-                case SampleAhead() | Forget():
+                case sampling.SampleAhead() | Forget():
                     self._last.tell(message)
-                case SampleRows() | FetchScores():
+                case sampling.SampleRows() | FetchScores():
                     self._urgent.append(message)
                 case _:
                     raise TypeError(f"no command: {type(message).__name__}")
@@ -462,7 +456,7 @@ class StageWorker(threading.Thread):
             self._outlet.to_next(HiddenRows(epoch, message.ticket, kept, error), b"" if error else payload)
         elif done is None:
             self._last.failed(message.ticket)
-            self._outlet.to_head(BatchDone(epoch, message.ticket, (), (), [], error))
+            self._outlet.to_head(sampling.BatchDone(epoch, message.ticket, (), (), [], error))
         else:
             self._outlet.to_head(self._last.done(epoch, message.ticket, done))
 

@@ -10,22 +10,7 @@ from functools import partial
 
 from paceline.errors import PacelineError
 from paceline.runtime.units import UnitRegistry
-from paceline.workflow.graph import (
-    Cancel,
-    Ended,
-    Failed,
-    Launch,
-    Left,
-    Outcome,
-    Request,
-    Stage,
-    StagesAdded,
-    StagesDone,
-    UnitsBack,
-    UnitsLost,
-    Unrunnable,
-    WorkflowEvent,
-)
+from paceline.workflow import graph
 from paceline.workflow.placement import SchedulingPolicy
 from paceline.workflow.profiles import Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
@@ -43,38 +28,38 @@ class WorkflowDriver:
         self.registry = registry
         self.profiles = profiles or Profiles()
         self._scheduler = WorkflowScheduler(registry.units, self.profiles, policy)
-        self._running: dict[int, tuple[Launch, asyncio.Future[Outcome], float]] = {}  # with when it began
-        self._ended: dict[Request, Heard] = {}
+        self._running: dict[int, tuple[graph.Launch, asyncio.Future[graph.Outcome], float]] = {}  # with when it began
+        self._ended: dict[graph.Request, Heard] = {}
         self._closed = False
 
-    def begin(self, request: Request, stages: Sequence[Stage], ended: Heard) -> None:
+    def begin(self, request: graph.Request, stages: Sequence[graph.Stage], ended: Heard) -> None:
         """Run a request's stages. ended: called once, with None when all have ended, or with the reason why it cannot
         go on."""
         self._ended[request] = ended
-        self._tell(StagesAdded(self._now(), stages))
+        self._tell(graph.StagesAdded(self._now(), stages))
 
-    def cancel(self, request: Request) -> None:
+    def cancel(self, request: graph.Request) -> None:
         """Stop every launch of a request and forget it. Its stages' generations are the caller's to close."""
         self._ended.pop(request, None)
-        self._tell(Left(self._now(), request))
+        self._tell(graph.Left(self._now(), request))
 
     def reach(self, units: Sequence[str], latency_s: float, bytes_per_s: float | None) -> None:
         """Units elsewhere may be used, and this is what the way there takes. bytes_per_s: None: not known."""
-        self._tell(UnitsBack(self._now(), units, latency_s, math.inf if bytes_per_s is None else bytes_per_s))
+        self._tell(graph.UnitsBack(self._now(), units, latency_s, math.inf if bytes_per_s is None else bytes_per_s))
 
     def lose(self, units: Sequence[str]) -> None:
         """Units are gone, all at once. What ran there, the caller's own launch included, begins again on others."""
         for launch, running, _ in list(self._running.values()):
             if launch.unit in units:
                 running.cancel()
-        self._tell(UnitsLost(self._now(), units))
+        self._tell(graph.UnitsLost(self._now(), units))
 
     @property
     def under_way(self) -> int:
         """Launches."""
         return len(self._running)
 
-    def seconds(self, launch: Launch) -> float:
+    def seconds(self, launch: graph.Launch) -> float:
         """Seconds since a launch began that is under way."""
         return self._now() - self._running[launch.id][2]
 
@@ -89,25 +74,25 @@ class WorkflowDriver:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.registry.close()
 
-    def _tell(self, event: WorkflowEvent) -> None:
+    def _tell(self, event: graph.WorkflowEvent) -> None:
         if self._closed:
             return
         for effect in self._scheduler.on(event):
             match effect:
-                case Launch(stage=stage):
+                case graph.Launch(stage=stage):
                     task = asyncio.ensure_future(stage.run(effect))
                     self._running[effect.id] = effect, task, self._now()
                     task.add_done_callback(partial(self._done, effect))
-                case Cancel(launch):
+                case graph.Cancel(launch):
                     if launch in self._running:  # else it has just ended, and says so next
                         self._running[launch][1].cancel()
-                case StagesDone(request):
+                case graph.StagesDone(request):
                     self._end(request, None)
-                case Unrunnable(stage):
+                case graph.Unrunnable(stage):
                     fault = f"The workflow cannot go on: its stage {stage.name} has failed everywhere."
                     self._end(stage.request, PacelineError(fault))
 
-    def _done(self, launch: Launch, task: asyncio.Future[Outcome]) -> None:
+    def _done(self, launch: graph.Launch, task: asyncio.Future[graph.Outcome]) -> None:
         """A launch has ended; also one that was cancelled before its first step, of which its work knows nothing."""
         del self._running[launch.id]
         if task.cancelled():
@@ -115,11 +100,11 @@ class WorkflowDriver:
         elif (error := task.exception()) is not None:
             log.error("a part of a workflow has failed on %s", launch.unit, exc_info=error)
         else:
-            self._tell(Ended(self._now(), launch.id, task.result()))
+            self._tell(graph.Ended(self._now(), launch.id, task.result()))
             return
-        self._tell(Failed(self._now(), launch.id))
+        self._tell(graph.Failed(self._now(), launch.id))
 
-    def _end(self, request: Request, fault: PacelineError | None) -> None:
+    def _end(self, request: graph.Request, fault: PacelineError | None) -> None:
         if (ended := self._ended.pop(request, None)) is not None:
             ended(fault)
 

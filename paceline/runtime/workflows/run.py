@@ -23,25 +23,14 @@ from paceline.rag.records import Passage
 from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
+from paceline.runtime import service
 from paceline.runtime.admission import Parts
 from paceline.runtime.link.connection import Link
 from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.peers import Peers
 from paceline.runtime.questions import separated
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import (
-    Account,
-    AskedPrompt,
-    AskedStrategy,
-    GenerateEvent,
-    GenerateRequest,
-    GenerationResult,
-    Joining,
-    OutputForm,
-    Sources,
-    TextDelta,
-    WorkflowStep,
-)
+from paceline.runtime.service import GenerateEvent, GenerateRequest, GenerationResult
 from paceline.runtime.sessions.remote import Admit
 from paceline.runtime.sessions.routing import peer_missing
 from paceline.runtime.units import CLOUD, OUTSIDE
@@ -144,7 +133,7 @@ class WorkflowRun:
         self._job_tokens = 0
         self._answer: TextStream | None = None
         self._read: list[Found] = []  # passages of the answer, as they were chosen
-        self._steps: list[WorkflowStep] = []
+        self._steps: list[service.WorkflowStep] = []
         self._failed = ["the web, which this level of privacy does not search"] if without_web else list[str]()
 
     @property
@@ -249,16 +238,16 @@ class WorkflowRun:
         passage = () if found is None else (found.passage,)
         own = found is None or found.side == self._side
         request = GenerateRequest(
-            AskedPrompt(
+            service.AskedPrompt(
                 tuple({name: str(value) for name, value in message.items()} for message in messages),
                 template=NO_THINKING,
             ),
             SamplingParams(temperature=0.0),
-            OutputForm(max_tokens, thinking_tokens=0),
-            Sources(documents=0, passages=passage if own else (), other_passages=() if own else passage),
-            Joining(privacy=self._request.joining.privacy, any_device=False),
-            AskedStrategy(LOCAL),
-            Account(owner=self._request.account.owner, criticality=criticality),
+            service.OutputForm(max_tokens, thinking_tokens=0),
+            service.Sources(documents=0, passages=passage if own else (), other_passages=() if own else passage),
+            service.Joining(privacy=self._request.joining.privacy, any_device=False),
+            service.AskedStrategy(LOCAL),
+            service.Account(owner=self._request.account.owner, criticality=criticality),
         )
         return TextStream(await self._admit(request))
 
@@ -271,14 +260,14 @@ class WorkflowRun:
         """A stage has ended. text: never of a document, since clients keep it. seconds: since its first launch; None:
         it had one."""
         stage, taken = launch.stage.name, self._driver.seconds(launch) if seconds is None else seconds
-        step = WorkflowStep(stage, "failed" if failed else "done", launch.unit, taken, text)
+        step = service.WorkflowStep(stage, "failed" if failed else "done", launch.unit, taken, text)
         self._steps.append(step)
         if failed:
             self._failed.append(stage)
             if launch.stage.operation is SEARCH_FAR and self._request.joining.on_loss != "continue":
                 self._events.put_nowait(peer_missing(other(self._side)))
         if self._request.sources.steps:
-            self._events.put_nowait(TextDelta("", 0, step=step))
+            self._events.put_nowait(service.TextDelta("", 0, step=step))
 
     async def read(self, launch: Launch, found: Sequence[Found]) -> int:
         """Prefill passages as branches of the answer, so that the answer finds their rows. Where it waits for no more
@@ -294,11 +283,11 @@ class WorkflowRun:
         request = GenerateRequest(
             replace(self._request.prompt, shared=None),
             self._request.sampling,
-            OutputForm(max_tokens=1),
-            Sources(passages=tuple(own), other_passages=tuple(others)),
-            Joining(privacy=self._request.joining.privacy, any_device=False),
-            AskedStrategy(LOCAL),
-            Account(owner=self._request.account.owner, criticality=launch.criticality),
+            service.OutputForm(max_tokens=1),
+            service.Sources(passages=tuple(own), other_passages=tuple(others)),
+            service.Joining(privacy=self._request.joining.privacy, any_device=False),
+            service.AskedStrategy(LOCAL),
+            service.Account(owner=self._request.account.owner, criticality=launch.criticality),
         )
         generation = await self._admit(request)
         async for _ in generation.run():
