@@ -219,7 +219,7 @@ class Node(NodeTexts):
         await asyncio.to_thread(self._resources.forget_answers, owner)
 
     def load(self) -> Load:
-        return replace(self.worker.load(), answers=len(self._clients), **self._peers.load())
+        return self._peers.load(replace(self.worker.load(), answers=len(self._clients)))
 
     def links(self) -> tuple[LinkStatus, ...]:
         return link_states(self._peers.links)

@@ -18,9 +18,9 @@ from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking import Ask, CloudAsks
-from paceline.runtime.link.connection import Link, LinkLoad, LinkTotals
+from paceline.runtime.link.connection import Link, LinkTotals
 from paceline.runtime.resources import LONG_ANSWER, Background, Resources
-from paceline.runtime.service import GenerateRequest
+from paceline.runtime.service import GenerateRequest, Load
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text
@@ -78,8 +78,9 @@ class Peers:
     def __len__(self) -> int:
         return len(self.links)
 
-    def load(self) -> LinkLoad:
-        return self._totals.load(self.links.values())
+    def load(self, load: Load) -> Load:
+        """What this side does, with its links."""
+        return self._totals.load(load, self.links.values())
 
     @property
     def busy(self) -> bool:

@@ -365,10 +365,3 @@ class CloudRenewal:
 
 
 Renewal = DeviceRenewal | CloudRenewal
-
-
-def renewal_of(handshake: DiallerHandshake | ListenerHandshake, present: bytes) -> Renewal:
-    """The renewal of one end, once the handshake is done."""
-    if isinstance(handshake, DiallerHandshake):
-        return DeviceRenewal(handshake, present)
-    return CloudRenewal(handshake, present)

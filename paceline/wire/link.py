@@ -24,7 +24,7 @@ from paceline.wire import messages
 from paceline.wire.close_codes import CloseCode, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
-from paceline.wire.identity import DiallerHandshake, Handshake, ListenerHandshake, Renewal, renewal_of
+from paceline.wire.identity import CloudRenewal, DeviceRenewal, DiallerHandshake, Handshake, ListenerHandshake, Renewal
 from paceline.wire.messages import Frame, Introduction, Message
 
 # Transition table of a link's lifecycle; a transition that is not in it is not allowed. Drawn in openapi/link.md.
@@ -86,7 +86,7 @@ NEXT: dict[Role, dict[tuple[LinkState, Trigger], LinkState]] = {
     },
 }
 
-TRIGGERS: dict[type[Frame], Trigger] = {
+TRIGGERS: dict[type[Frame], Trigger] = {  # of messages from the peer; all others are traffic
     messages.Hello: Trigger.HELLO,
     messages.Challenge: Trigger.CHALLENGE,
     messages.Proof: Trigger.PROOF,
@@ -98,11 +98,6 @@ TRIGGERS: dict[type[Frame], Trigger] = {
     messages.Pong: Trigger.HEARTBEAT,
     messages.Drain: Trigger.DRAIN,
 }
-
-
-def trigger_of(message: Frame) -> Trigger:
-    """Lifecycle trigger of a message from the peer."""
-    return TRIGGERS.get(type(message), Trigger.TRAFFIC)
 
 
 # Open sessions of a connection and allocation of their numbers.
@@ -155,9 +150,13 @@ class SessionTable:
         the peer's, not new, or far from all before."""
         parity = 1 - self._own_parity
         if session % 2 != parity or session <= self._highest[parity]:
-            raise RemoteProtocolError(f"session {session} opened again or by the wrong side", close_code=_CODE)
+            raise RemoteProtocolError(
+                f"session {session} opened again or by the wrong side", close_code=CloseCode.BAD_SESSION
+            )
         if session > max(self._allocated, *self._highest.values()) + MAX_SKIPPED:
-            raise RemoteProtocolError(f"session {session} leaves out too many numbers", close_code=_CODE)
+            raise RemoteProtocolError(
+                f"session {session} leaves out too many numbers", close_code=CloseCode.BAD_SESSION
+            )
         self._highest[parity] = session
         if refuse:
             return "one side is going away"
@@ -169,29 +168,13 @@ class SessionTable:
     def close(self, session: int) -> None:
         self._open.discard(session)
 
-    def sendable(self, session: int) -> bool:
-        """True if the session is open; False: it has ended. Raises LocalProtocolError if it was never opened."""
-        if not self._known(session):
-            raise LocalProtocolError(f"session {session} was never opened")
-        return session in self._open
-
-    def receivable(self, session: int) -> bool:
-        """True if the session is open; False: it has ended. Raises RemoteProtocolError if it was never opened."""
-        if not self._known(session):
-            raise RemoteProtocolError(f"session {session} was never opened", close_code=_CODE)
-        return session in self._open
-
-    def _known(self, session: int) -> bool:
+    def was_opened(self, session: int) -> bool:
+        """True if it is open, or has ended."""
         return session <= self._highest[session % 2]
 
     def _count(self, parity: int) -> int:
         return sum(session % 2 == parity for session in self._open)
 
-
-_CODE = CloseCode.BAD_SESSION
-
-
-__all__ = ["LinkMachine", "LinkState", "PeerMachine", "Role"]
 
 HANDSHAKE_S = 5.0  # limit for an unauthenticated peer
 HEARTBEAT_S = 3.0
@@ -300,7 +283,7 @@ class PeerMachine(ABC):
                 what = f"who dialled speaks {version}, who listens {messages.VERSION}"
                 raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
         message = self._decode(data)
-        trigger = trigger_of(message)
+        trigger = TRIGGERS.get(type(message), Trigger.TRAFFIC)
         if trigger is Trigger.TRAFFIC and self.is_up:  # nearly all: the table allows it and changes nothing
             return self._heard(message, now)
         self._step(trigger, received=message)
@@ -365,7 +348,7 @@ class PeerMachine(ABC):
         if self.state is LinkState.CLOSED:
             return []
         self._step(Trigger.CLOSE)
-        return [_disconnect(code, detail, by_peer=by_peer)]
+        return [Disconnected(code, detail, sentence(code, detail), by_peer)]
 
 
 class LinkMachine(PeerMachine):
@@ -417,7 +400,9 @@ class LinkMachine(PeerMachine):
             data = encode(message)
             self.sessions.open_own(message.session)
             return [Transmit(data), *self._count(data, now)]
-        if not self.sessions.sendable(message.session):
+        if not self.sessions.was_opened(message.session):
+            raise LocalProtocolError(f"session {message.session} was never opened")
+        if message.session not in self.sessions:
             return []
         data = encode(message)
         if isinstance(message, messages.CloseSession):
@@ -447,7 +432,9 @@ class LinkMachine(PeerMachine):
                 if refusal is None:
                     return [Deliver(message)]
                 return [Transmit(encode(messages.CloseSession(session=session, reason=f"{messages.REFUSED}{refusal}")))]
-            case messages.SessionFrame(session=session) if self.sessions.receivable(session):
+            case messages.SessionFrame(session=session) if not self.sessions.was_opened(session):
+                raise RemoteProtocolError(f"session {session} was never opened", close_code=CloseCode.BAD_SESSION)
+            case messages.SessionFrame(session=session) if session in self.sessions:
                 if isinstance(message, messages.CloseSession):
                     self.sessions.close(session)
                 return [Deliver(message), *self._disconnect_if_idle()]
@@ -455,7 +442,8 @@ class LinkMachine(PeerMachine):
                 return []  # of a session that has just ended on this side; of Drain the transition is all to be done
 
     def _connected(self, peer: Introduction | None, key: bytes, now: float) -> list[Effect]:
-        self.renewal = renewal_of(self.handshake, key)
+        hand = self.handshake
+        self.renewal = DeviceRenewal(hand, key) if isinstance(hand, DiallerHandshake) else CloudRenewal(hand, key)
         return super()._connected(peer, key, now)
 
     def _probe(self, now: float, documents: int | None = None) -> Transmit:
@@ -471,8 +459,4 @@ class LinkMachine(PeerMachine):
         if not self._sent_drain or len(self.sessions) > 0:
             return []
         self._step(Trigger.IDLE)
-        return [_disconnect(CloseCode.DRAINED, "", by_peer=False)]
-
-
-def _disconnect(code: int, detail: str, *, by_peer: bool) -> Disconnected:
-    return Disconnected(code=code, detail=detail, reason=sentence(code, detail), by_peer=by_peer)
+        return [Disconnected(CloseCode.DRAINED, "", sentence(CloseCode.DRAINED, ""), by_peer=False)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from paceline.core.side import Zone
@@ -294,34 +294,6 @@ class ProcessingUnit:
     def may_run(self, model: str, *, private: bool) -> bool:
         """Whether it holds the model and, of private inputs, is in the device's zone."""
         return model in self.models and (self.zone == "device" or not private)
-
-
-class UnitPool:
-    """All units, in a fixed order; the first ones are the default. Units can be lost and come back."""
-
-    def __init__(self, units: Sequence[ProcessingUnit]) -> None:
-        self._units = {unit.name: unit for unit in units}
-        if len(self._units) < len(units):
-            raise ValueError("two processing units have one name")
-        self._lost: set[str] = set()
-
-    def __iter__(self) -> Iterator[ProcessingUnit]:
-        return (unit for name, unit in self._units.items() if name not in self._lost)
-
-    def __getitem__(self, name: str) -> ProcessingUnit:
-        return self._units[name]
-
-    def lose(self, name: str) -> None:
-        self._lost.add(self._units[name].name)
-
-    def restore(self, name: str, latency_s: float, bytes_per_s: float) -> None:
-        """It may be used, and moving data there takes so long from now on."""
-        self._lost.discard(name)
-        self._units[name] = replace(self._units[name], latency_s=latency_s, bytes_per_s=bytes_per_s)
-
-    def able(self, model: str, *, private: bool, lost: bool = False) -> list[ProcessingUnit]:
-        """Units that may run the model on such inputs. lost: those too that are lost now."""
-        return [unit for unit in (self._units.values() if lost else self) if unit.may_run(model, private=private)]
 
 
 # Facts that the scheduler is told, each with the time, and what it wants done.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from paceline.workflow.graph import Launch, Operation, ProcessingUnit, Stage, StageGraph
@@ -173,16 +173,6 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A stage of which something can begin, and the units that may run it."""
-
-    stage: Stage
-    available: int  # items that may begin now
-    units: Sequence[ProcessingUnit]
-    after: Mapping[str, float] = field(default_factory=dict)  # by memory: s that what continues it there takes longer
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """A launch that was chosen."""
 
@@ -216,17 +206,22 @@ class Placer:
     free: dict[str, float]
     idle: set[str]
 
-    def place(self, candidate: Candidate) -> LaunchPlan | None:
-        """None: it shall wait. A unit that it waits for is taken for less critical ones."""
-        if (first := self._first(candidate)) is not None:
+    def place(
+        self, stage: Stage, available: int, units: Sequence[ProcessingUnit], after: Mapping[str, float]
+    ) -> LaunchPlan | None:
+        """The next launch of a stage; None: it shall wait. A unit that it waits for is taken for less critical ones.
+
+        available: items that may begin now. units: that may run it. after: by memory, see `continued`.
+        """
+        if (first := self._first(stage, available, units)) is not None:
             return first
-        stage, ordered = candidate.stage, candidate.stage.operation.ordered
-        options = [option for unit in candidate.units if (option := self._option(candidate, unit)) is not None]
+        options = [option for unit in units if (option := self._option(stage, unit, after)) is not None]
         if not options:
             return None
+        ordered = stage.operation.ordered
         best = min(options, key=lambda option: (option.score, not option.idle))
         if best.idle:
-            count = min(best.shape, candidate.available)
+            count = min(best.shape, available)
             if count < min(best.shape, stage.remaining) and not ordered and self.running:
                 return None  # what flows in will fill the launch
             placement = self._begin(stage, best, count)
@@ -236,25 +231,24 @@ class Placer:
         if not ordered:
             helping = [option for option in options if option.idle]
             for option in sorted(helping, key=lambda each: (each.score, each.shape)):
-                if count := self._help(candidate, option, best):
+                if count := self._help(stage, available, option, best):
                     return self._begin(stage, option, count)
         self.free[best.unit.name] = best.end
         return None
 
-    def _option(self, candidate: Candidate, unit: ProcessingUnit) -> _Option | None:
-        stage, idle = candidate.stage, unit.name in self.idle
+    def _option(self, stage: Stage, unit: ProcessingUnit, after: Mapping[str, float]) -> _Option | None:
+        idle = unit.name in self.idle
         profile = self.predictions.profiles.get(stage.operation.name, unit.kind)
         if profile is None or not (idle or self.policy.look_ahead):
             return None
         shape = self.predictions.shape(stage.operation, stage.remaining, unit, profile)
         begins = self.now if idle else self.free[unit.name]
         end = begins + self._moving(stage, unit, shape) + seconds_for(profile, stage.remaining, shape)
-        return _Option(unit, profile, shape, idle, end, end + candidate.after.get(unit.memory, 0.0))
+        return _Option(unit, profile, shape, idle, end, end + after.get(unit.memory, 0.0))
 
-    def _help(self, candidate: Candidate, option: _Option, best: _Option) -> int:
+    def _help(self, stage: Stage, available: int, option: _Option, best: _Option) -> int:
         """Items with which an idle unit ends no later than the busy one would with the rest; 0: none."""
-        stage = candidate.stage
-        count = min(option.shape, candidate.available, stage.remaining)
+        count = min(option.shape, available, stage.remaining)
         moved = option.unit.transfer_s(count * stage.operation.item_bytes)
         share = (stage.remaining - count) / stage.remaining
         rest = self.free[best.unit.name] + share * (best.end - self.free[best.unit.name])
@@ -271,15 +265,15 @@ class Placer:
         moving = 0.0 if stage.operation.open_ended else option.unit.transfer_s(count * stage.operation.item_bytes)
         return LaunchPlan(option.unit, option.shape, count, moving, option.profile.seconds(count))
 
-    def _first(self, candidate: Candidate) -> LaunchPlan | None:
+    def _first(self, stage: Stage, available: int, units: Sequence[ProcessingUnit]) -> LaunchPlan | None:
         """A first launch on a kind of unit that has no profile: its time is learnt. Where others have one, only while
         nothing else runs there."""
-        operation = candidate.stage.operation
-        known = {unit.kind for unit in candidate.units if self.predictions.profiles.get(operation.name, unit.kind)}
-        for unit in candidate.units:
+        operation = stage.operation
+        known = {unit.kind for unit in units if self.predictions.profiles.get(operation.name, unit.kind)}
+        for unit in units:
             waits = bool(known) and any(running.memory == unit.memory for running in self.running)
             if unit.kind not in known and unit.name in self.idle and not waits:
                 self.idle.discard(unit.name)
-                count = min(candidate.available, operation.group or FIRST_SHAPE)
+                count = min(available, operation.group or FIRST_SHAPE)
                 return LaunchPlan(unit, count, count, 0.0, 0.0)
         return None

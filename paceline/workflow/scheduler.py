@@ -12,13 +12,13 @@ began; when that is lost with its last unit, what computing it anew takes is not
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from paceline.core.fair import Turns
 from paceline.workflow import graph
 from paceline.workflow.graph import Launch, Request, Stage
 from paceline.workflow.placement import (
-    Candidate,
     LaunchPlan,
     Placer,
     Predictions,
@@ -42,7 +42,9 @@ class WorkflowScheduler:
         self.policy = policy or SchedulingPolicy()
         self.graph = graph.StageGraph(whole_stages=self.policy.whole_stages)
         self._running: dict[int, Running] = {}
-        self._units = graph.UnitPool(units)
+        self._units = {unit.name: unit for unit in units}  # the first ones are the default
+        assert len(self._units) == len(units), "two processing units have one name"
+        self._lost: set[str] = set()  # names
         self._profiles = profiles
         self._predictions = Predictions(profiles, self.policy)
         self._failures: dict[tuple[Stage, str], int] = {}
@@ -65,15 +67,16 @@ class WorkflowScheduler:
             case graph.Left():
                 effects += self._drop(self.graph.of(event.request))
             case graph.UnitsLost():
-                for name in event.units:
-                    self._units.lose(name)
+                self._lost |= set(event.units)
                 for running in [each for each in self._running.values() if each.launch.unit in event.units]:
                     self._remove(running.launch.id)
-                kept = {unit.memory for unit in self._units}
+                kept = {unit.memory for name, unit in self._units.items() if name not in self._lost}
                 self._memories = {text: memory for text, memory in self._memories.items() if memory in kept}
             case graph.UnitsBack():
+                self._lost -= set(event.units)
                 for name in event.units:
-                    self._units.restore(name, event.latency_s, event.bytes_per_s)
+                    moved = replace(self._units[name], latency_s=event.latency_s, bytes_per_s=event.bytes_per_s)
+                    self._units[name] = moved
         return effects + self._dispatch(event.now) + self._completed()
 
     def _add(self, stages: Sequence[Stage]) -> list[graph.WorkflowEffect]:
@@ -125,19 +128,21 @@ class WorkflowScheduler:
         return [graph.Cancel(each.launch.id) for each in self._running.values() if each.launch.stage in dropped]
 
     def _able(self, stage: Stage, *, lost: bool = False) -> Sequence[graph.ProcessingUnit]:
-        units = self._units.able(stage.operation.model, private=self.graph.stays_here(stage), lost=lost)
-        memory = self._memories.get(stage.text)
+        """lost: units that are lost now, too."""
+        private, memory = self.graph.stays_here(stage), self._memories.get(stage.text)
+        units = [unit for name, unit in self._units.items() if lost or name not in self._lost]
         return [
             unit
             for unit in self.policy.units(stage, units)
-            if memory in (None, unit.memory)
+            if unit.may_run(stage.operation.model, private=private)
+            and memory in (None, unit.memory)
             and unit.kind not in stage.request.barred
             and self._failures.get((stage, unit.name), 0) < MAX_FAILURES
         ]
 
     def _dispatch(self, now: float) -> list[graph.WorkflowEffect]:
         """Launch what can begin (lines 3 to 19)."""
-        free = {unit.name: now for unit in self._units}
+        free = {name: now for name in self._units if name not in self._lost}
         for running in self._running.values():
             if running.launch.unit in free:
                 free[running.launch.unit] = max(now, running.end)
@@ -162,8 +167,7 @@ class WorkflowScheduler:
                 continue
             while placer.idle and (available := self.graph.available(stage)):
                 after = continued(self.graph, stage, able[stage], self._predictions)
-                placement = placer.place(Candidate(stage, available, able[stage], after))
-                if placement is None:
+                if (placement := placer.place(stage, available, able[stage], after)) is None:
                     break
                 effects.append(self._launch(now, stage, placement, ranks[stage]))
         return effects

@@ -10,11 +10,12 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Protocol, TypedDict
+from dataclasses import replace
+from typing import Protocol
 
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
-from paceline.runtime.service import LinkStatus
+from paceline.runtime.service import LinkStatus, Load
 from paceline.wire import effects
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
@@ -409,31 +410,13 @@ async def _say_goodbye(transport: Transport, end: effects.Disconnected | None) -
 # Bytes on links, for the metrics of a side.
 
 
-class LinkLoad(TypedDict):
-    """The fields of `Load` that tell of links."""
-
-    links: int
-    rtt_s: float | None
-    sent_bytes: int
-    received_bytes: int
-    sent_today: Mapping[str, Mapping[str, int]]
-
-
 def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
     """What is shown of links that are up, by the name of the peer."""
-    found = sorted(links.items())
     return tuple(
         LinkStatus(
-            name,
-            link.rtt,
-            link.bandwidth,
-            dict(link.sent_bytes),
-            link.total_received,
-            link.asked,
-            link.asks,
-            VERSION,
+            name, link.rtt, link.bandwidth, dict(link.sent_bytes), link.total_received, link.asked, link.asks, VERSION
         )
-        for name, link in found
+        for name, link in sorted(links.items())
     )
 
 
@@ -472,9 +455,10 @@ class LinkTotals:
         self._sent += link.total_sent
         self._received += link.total_received
 
-    def load(self, links: Collection[Link]) -> LinkLoad:
-        """links: those that are up."""
-        return LinkLoad(
+    def load(self, load: Load, links: Collection[Link]) -> Load:
+        """What a side does, with its links. links: those that are up."""
+        return replace(
+            load,
             links=len(links),
             rtt_s=max((link.rtt for link in links if link.rtt is not None), default=None),
             sent_bytes=self._sent + sum(link.total_sent for link in links),
