@@ -23,6 +23,7 @@ from paceline.runtime.workflows import run, web
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.workflow import agents
 from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, most_statements
+from paceline.workflow.flows import WorkflowSizes
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
@@ -68,6 +69,11 @@ def short(
     return replace(refine(question, passages), max_tokens=TOKENS * most_statements(len(passages)) // MAX_STATEMENTS)
 
 
+def together(**sizes: Any) -> WorkflowSizes:
+    """What a search of the other side has found is refined with the rest."""
+    return WorkflowSizes(**sizes | {"apart": False})
+
+
 def is_loopback(address: Address) -> bool:
     return address.is_loopback
 
@@ -81,7 +87,7 @@ if __name__ == "__main__":
     policy = Ablation(**given["policy"])
     setattr(run, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # it is made there
     if not given["apart"]:
-        setattr(run, run.refined_apart.__name__, lambda **_: False)
+        setattr(run, WorkflowSizes.__name__, together)
     setattr(web, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))
     for name in ("rewrite", "plan", "look"):
         setattr(agents, name, scripted(given["script"], name, getattr(agents, name)))

@@ -71,7 +71,7 @@ class WorkflowSizes:
     """What is known of a request when it comes."""
 
     question: int  # tokens
-    chunks: int  # that a search finds
+    chunks: int = 16  # that a search finds
     chunk_tokens: int = 128
     private: bool = True  # the documents are
     far: bool = False  # the other side's documents are searched too

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
 from paceline.errors import PacelineError
+from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.link.connection import Link
-from paceline.runtime.service import GenerateEvent, GenerationResult, TextDelta
+from paceline.runtime.outside import OutsideText
+from paceline.runtime.service import GenerateEvent, Generation, GenerationResult, TextDelta
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import LEVELS, RemoteText
 from paceline.runtime.units import CLOUD, ENGINE
@@ -27,12 +29,7 @@ log = logging.getLogger("paceline.workflow")
 # The text of one generation, taken part by part by the launches of the stage that writes it.
 
 
-class TextSource(Protocol):
-    """What is read: a generation of this side, or a text that the other side's model writes."""
-
-    def run(self) -> AsyncIterator[GenerateEvent]: ...
-
-    async def aclose(self) -> None: ...
+TextSource = Generation | RemoteText | OutsideText
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,17 +312,7 @@ KNOWN_S: Final = 60.0  # for which it is believed to be slower than this side: o
 TEXT: Final = 32  # tokens of a prompt and of a text, of which it is asked which side is faster
 
 
-class Way(Protocol):
-    """What leads to another writer: a link, or an endpoint."""
-
-    @property
-    def accepting(self) -> bool: ...
-
-    @property
-    def rtt(self) -> float | None: ...
-
-    @property
-    def bandwidth(self) -> float | None: ...
+Way = Link | OutsideEndpoint  # what leads to another writer
 
 
 class CloudUnits:

@@ -118,7 +118,15 @@ class WorkflowRun:
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._running: Request | None = None  # at the driver
         away = request.strategy.name == OUTSIDE  # it reads what is public: no text of that is of private ones as well
-        sizes = _sizes(self._question, side, far=places.has_far, alone=cloud is None and not away)
+        alone = cloud is None and not away  # no other model may write agents' texts
+        sizes = WorkflowSizes(
+            question=max(1, len(self._question) // CHARACTERS),
+            private=side == "device",
+            far=places.has_far,
+            agents_here=side == "device" and alone,
+            # Where one model writes all texts, one is shorter than two, and may say what follows from both sides.
+            apart=not alone,
+        )
         flow = FLOWS["advanced" if without_web else request.sources.workflow]
         if flow.reads and asks_summary(self._question):
             flow = SUMMARY
@@ -237,19 +245,28 @@ class WorkflowRun:
         """Begin an agent's text: greedy, by this side's model alone, of no document but this passage."""
         passage = () if found is None else (found.passage,)
         own = found is None or found.side == self._side
-        request = GenerateRequest(
-            service.AskedPrompt(
-                tuple({name: str(value) for name, value in message.items()} for message in messages),
-                template=NO_THINKING,
-            ),
+        told = tuple({name: str(value) for name, value in message.items()} for message in messages)
+        request = self._alone(
+            service.AskedPrompt(told, template=NO_THINKING),
             SamplingParams(temperature=0.0),
             service.OutputForm(max_tokens, thinking_tokens=0),
             service.Sources(documents=0, passages=passage if own else (), other_passages=() if own else passage),
-            service.Joining(privacy=self._request.joining.privacy, any_device=False),
-            service.AskedStrategy(LOCAL),
-            service.Account(owner=self._request.account.owner, criticality=criticality),
+            criticality,
         )
         return TextStream(await self._admit(request))
+
+    def _alone(
+        self,
+        prompt: service.AskedPrompt,
+        sampling: SamplingParams,
+        output: service.OutputForm,
+        sources: service.Sources,
+        criticality: float,
+    ) -> GenerateRequest:
+        """A request that this side's model answers by itself."""
+        joining = service.Joining(privacy=self._request.joining.privacy, any_device=False)
+        account = service.Account(owner=self._request.account.owner, criticality=criticality)
+        return GenerateRequest(prompt, sampling, output, sources, joining, service.AskedStrategy(LOCAL), account)
 
     # ---- what lookups tell ------------------------------------------------------------------------------------------
     def read_later(self, found: Sequence[Found]) -> None:
@@ -280,15 +297,10 @@ class WorkflowRun:
         )
         if not (own or others):
             return 0
-        request = GenerateRequest(
-            replace(self._request.prompt, shared=None),
-            self._request.sampling,
-            service.OutputForm(max_tokens=1),
-            service.Sources(passages=tuple(own), other_passages=tuple(others)),
-            service.Joining(privacy=self._request.joining.privacy, any_device=False),
-            service.AskedStrategy(LOCAL),
-            service.Account(owner=self._request.account.owner, criticality=launch.criticality),
-        )
+        prompt = replace(self._request.prompt, shared=None)
+        sources = service.Sources(passages=tuple(own), other_passages=tuple(others))
+        one = service.OutputForm(max_tokens=1)
+        request = self._alone(prompt, self._request.sampling, one, sources, launch.criticality)
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
@@ -377,25 +389,6 @@ def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int
     said = sum(len(str(message["content"])) for message in request.prompt.messages)
     texts = sum(len(passages_text(passage)) for passage in passages)
     return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
-
-
-def _sizes(question: str, side: Side, *, far: bool, alone: bool) -> WorkflowSizes:
-    """As expected. alone: no other model may write agents' texts."""
-    device = side == "device"
-    return WorkflowSizes(
-        question=max(1, len(question) // CHARACTERS),
-        chunks=16,
-        private=device,
-        far=far,
-        agents_here=device and alone,
-        apart=refined_apart(alone=alone),
-    )
-
-
-def refined_apart(*, alone: bool) -> bool:
-    """Whether what the other side has found is refined in a text of its own. Where one model writes all texts, one text
-    is shorter than two, and may say what follows from passages of both."""
-    return not alone
 
 
 # Workflows of a node: one driver for all, begun with the first.
