@@ -12,6 +12,16 @@ from paceline.workflow.profiles import OperationProfile
 FIXED_SHAPE = 8  # most items of a launch without partition
 
 
+class PaddedProfile(OperationProfile):
+    """Of a unit that runs compiled shapes only: a launch with fewer items takes as long as a full one."""
+
+    def seconds(self, items: int) -> float:
+        whole, rest = divmod(items, self.shapes[-1])
+        if whole:
+            return whole * super().seconds(self.shapes[-1]) + (self.seconds(rest) if rest else 0.0)
+        return super().seconds(next(shape for shape in self.shapes if shape >= items))
+
+
 @dataclass(frozen=True)
 class Ablation(SchedulingPolicy):
     """The scheduler with parts left out."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from lab.scheduling import PaddedProfile
 from lab.simulation.workflows import Slowdown, Truth
 from paceline.workflow.graph import ProcessingUnit
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
@@ -135,9 +136,7 @@ def fitted_profiles(true: Mapping[Key, Truth], seed: int) -> Profiles:
 
     return Profiles(
         {
-            key: OperationProfile(
-                {shape: noisy(each.profile.seconds(shape)) for shape in each.profile.shapes}, padded=each.profile.padded
-            )
+            key: type(each.profile)({shape: noisy(each.profile.seconds(shape)) for shape in each.profile.shapes})
             for key, each in true.items()
         }
     )
@@ -172,5 +171,5 @@ def _truth(
     kappa = contention * (0.2 + 0.8 * min(1.0, read / seconds))
     knots = tuple(phone.bandwidth * knot for knot in KNOTS)
     factors = tuple(1.0 + kappa * (knot - KNOTS[0]) ** 2 for knot in KNOTS)
-    profile = OperationProfile({shape: each[0] for shape, each in taken.items()}, padded=padded)
+    profile = (PaddedProfile if padded else OperationProfile)({shape: each[0] for shape, each in taken.items()})
     return Truth(profile, {shape: each[2] / each[0] / 1e9 for shape, each in taken.items()}, Slowdown(knots, factors))

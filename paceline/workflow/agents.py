@@ -10,6 +10,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, Literal, TypeVar
 
 from paceline.workflow import reading
@@ -203,37 +204,30 @@ class ListParser(Generic[Decision]):
 QUERY_LINE: Final = 1200  # characters: several items may stand on one line
 
 
-@dataclass(frozen=True, slots=True)
-class QueryRules:
-    """What an agent's queries must be like, and what stands for them if none is."""
-
-    most: int
-    max_chars: int  # of one query
-    vocabulary: reading.Vocabulary  # a query has at least one word of it, or is nonsense
-    fallback: str = ""  # "": nothing is searched for
-    may_decline: bool = True  # that the model wants no search is a decision; otherwise the fallback is taken
-
-
 class QueryParser(ListParser[str]):
     """At most `most` distinct queries. What follows the last of them, or a refusal, is not read."""
 
-    def __init__(self, rules: QueryRules) -> None:
-        super().__init__(QUERY_LINE, rules.most)
-        self._rules = rules
+    def __init__(
+        self, most: int, max_chars: int, words: reading.Vocabulary, fallback: str = "", *, may_decline: bool = True
+    ) -> None:
+        """words: a query has at least one of them, or is nonsense. fallback: instead of nonsense; "": nothing is
+        searched for. may_decline: that the model wants no search is a decision; otherwise the fallback is taken."""
+        super().__init__(QUERY_LINE, most)
+        self._max_chars, self._words, self._fallback, self._may_decline = max_chars, words, fallback, may_decline
 
     def _line(self, line: str) -> Iterator[str]:
         self.declined = reading.has_declined(line)
         yield from () if self.declined else reading.items_of(line)
 
     def _item(self, item: str) -> str | None:
-        text, rules = reading.one_line(item), self._rules
-        usable = len(text) <= rules.max_chars and rules.vocabulary.touches(text)
+        text = reading.one_line(item)
+        usable = len(text) <= self._max_chars and self._words.touches(text)
         return text if self._is_new(text, usable=usable) else None
 
     def _instead(self) -> list[str] | None:
-        if self.declined and self._rules.may_decline:
+        if self.declined and self._may_decline:
             return None
-        return [self._rules.fallback] if self._rules.fallback else []
+        return [self._fallback] if self._fallback else []
 
 
 QueryAgent = AgentTask[QueryParser]
@@ -264,20 +258,19 @@ def rewrite(question: str, titles: Sequence[str] = ()) -> QueryAgent:
     """A question as sub-questions that are searched for apart. It reads the user's own words alone, since what it
     writes is searched for on the other side too. Where it writes nonsense, the question stands for it. titles: of the
     documents, where nothing of the workflow can leave."""
-    rules = QueryRules(
-        MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, reading.Vocabulary([question, *titles]), question, may_decline=False
-    )
+    words = reading.Vocabulary([question, *titles])
+    parser = partial(QueryParser, MAX_SUB_QUESTIONS, MAX_SUB_QUESTION, words, question, may_decline=False)
     shown = [reading.beginning(reading.one_line(title), MAX_TITLE) for title in titles[:MAX_TITLES]]
     quotes = f"{_TITLES}\n{quoted(chr(10).join(shown), MAX_TITLES * MAX_TITLE)}" if shown else ""
-    return AgentTask(96, _prompt(_REWRITE, question, quotes), lambda: QueryParser(rules))
+    return AgentTask(96, _prompt(_REWRITE, question, quotes), parser)
 
 
 def plan(question: str) -> QueryAgent:
     """What to search the web for. It reads the user's own words alone, so no document is in its queries; question: of
     messages of the user, never of earlier answers. Where it writes nonsense, the question is searched for."""
     fallback = reading.shortened(reading.one_line(question), MAX_QUERY)
-    rules = QueryRules(PLAN_QUERIES, MAX_QUERY, reading.Vocabulary([question]), fallback)
-    return AgentTask(64, _prompt(_PLAN, question), lambda: QueryParser(rules))
+    parser = partial(QueryParser, PLAN_QUERIES, MAX_QUERY, reading.Vocabulary([question]), fallback)
+    return AgentTask(64, _prompt(_PLAN, question), parser)
 
 
 def look(question: str, evidence: Sequence[Evidence]) -> QueryAgent:
@@ -292,9 +285,9 @@ def look(question: str, evidence: Sequence[Evidence]) -> QueryAgent:
         if {*each.origins, *(source.side for source in each.sources)} != {"web"}:
             raise ValueError("The second look reads what came from the web only.")
     read = evidence[:LOOK_EVIDENCE]
-    rules = QueryRules(LOOK_QUERIES, MAX_QUERY, reading.Vocabulary([question, *(each.text for each in read)]))
+    words = reading.Vocabulary([question, *(each.text for each in read)])
     quotes = quoted_evidence(read, LOOK_TEXT) or "Nothing was found."
-    return AgentTask(48, _prompt(_LOOK, question, quotes), lambda: QueryParser(rules))
+    return AgentTask(48, _prompt(_LOOK, question, quotes), partial(QueryParser, LOOK_QUERIES, MAX_QUERY, words))
 
 
 # The agent that refines: passages of one search as short statements, one a line or several, each followed by the

@@ -18,27 +18,18 @@ from typing import Final
 
 
 class OperationProfile:
-    """Seconds of one operation on one kind of unit.
+    """Seconds of one operation on one kind of unit."""
 
-    padded: the unit runs compiled shapes only, and a launch with fewer items takes as long as a full one.
-    """
-
-    def __init__(self, seconds: Mapping[int, float], *, padded: bool = False) -> None:
+    def __init__(self, seconds: Mapping[int, float]) -> None:
         """seconds: of a launch, by shape. Raises ValueError where one is not above 0, or none is there."""
         if not seconds or min(map(min, seconds.items())) <= 0:
             raise ValueError("a profile has shapes and seconds above 0")
         self.shapes = tuple(sorted(seconds))
-        self.padded = padded
         self._seconds = [seconds[shape] for shape in self.shapes]
         self._line = _regression(self.shapes, self._seconds)
 
     def seconds(self, items: int) -> float:
         """Seconds of a launch of so many items, at least 1."""
-        if self.padded:
-            whole, rest = divmod(items, self.shapes[-1])
-            if whole:
-                return whole * self._seconds[-1] + (self.seconds(rest) if rest else 0.0)
-            items = self.shapes[bisect_left(self.shapes, items)]
         i = bisect_left(self.shapes, items)
         if i < len(self.shapes) and self.shapes[i] == items:
             return self._seconds[i]

@@ -114,7 +114,7 @@ class RawLink:
 
 async def device_link(url: str, credential: Credential, introduction: Introduction) -> RawLink:
     """Link as this device. Its `run` is the caller's. Raises LinkClosed when the server refuses."""
-    transport = await dial(link_url(url), ssl=None)
+    transport = await dial(link_url(url))
     handshake = device_handshake(
         introduction, device=credential.device, keys=credential.keys, server_key=credential.server_key
     )

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.scheduling import PaddedProfile
 from paceline.workflow.placement import best_shape, seconds_for
 from paceline.workflow.profiles import OPERATIONS, SHAPES, WINDOW, OperationProfile, Profiles
 
@@ -39,7 +40,7 @@ def test_seconds_are_those_that_are_known_and_above_0_everywhere(seconds: dict[i
 
 
 def test_seconds_between_and_beyond_profiled_shapes_and_of_padded_launches() -> None:
-    profile, padded = OperationProfile(CURVE), OperationProfile(CURVE, padded=True)
+    profile, padded = OperationProfile(CURVE), PaddedProfile(CURVE)
     assert profile.seconds(6) == pytest.approx(0.14)
     assert OperationProfile({4: 1.0}).seconds(8) == pytest.approx(2.0)
     assert seconds_for(profile, 9, 4) == pytest.approx(0.08 * 2 + 0.05)

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from lab.scheduling import Ablation
+from lab.scheduling import Ablation, PaddedProfile
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.workflow.flows import FLOWS, JOBS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import (
@@ -69,7 +69,7 @@ def fuzzed(seed: int) -> tuple[list[Stage], list[ProcessingUnit], dict[Key, Trut
         lengths[stage] = rng.randint(1, 2 * stage.items)
     truth = {
         (f"{model}/run", each.kind): Truth(
-            OperationProfile({n: rng.uniform(0.05, 0.3) * n**0.7 for n in (1, 4, 16)}, padded=rng.random() < 0.5),
+            rng.choice((OperationProfile, PaddedProfile))({n: rng.uniform(0.05, 0.3) * n**0.7 for n in (1, 4, 16)}),
             {n: rng.uniform(1.0, 60.0) for n in (1, 4, 16)},
             RISING,
         )

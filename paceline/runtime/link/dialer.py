@@ -10,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from ssl import SSLContext
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -53,7 +52,6 @@ class Dialer:
         down: Callable[[int | None, str], None] | None = None,
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
-        ssl: SSLContext | None = None,
         uniform: Callable[[], float] = random.random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         connect: Callable[..., Awaitable[Transport]] = dial,
@@ -70,7 +68,6 @@ class Dialer:
         self._down = down
         self._emulation = emulation
         self._vocab_size = vocab_size
-        self._ssl = ssl
         self._uniform = uniform
         self._sleep = sleep
         self._connect = connect
@@ -105,7 +102,7 @@ class Dialer:
     async def _one_link(self, url: str) -> tuple[int | None, str, bool]:
         """Connect and run one link: (close code if connected, sentence, whether it was admitted)."""
         try:
-            connection = await self._connect(url, ssl=self._ssl)
+            connection = await self._connect(url)
         except LinkClosed as error:
             return None, str(error), False
         async with emulated(connection, self._emulation) as transport:

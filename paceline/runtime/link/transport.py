@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from ssl import SSLCertVerificationError, SSLContext
+from ssl import SSLCertVerificationError
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -215,7 +215,7 @@ class StreamTransport:
         self._writer.transport.abort()
 
 
-async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
+async def dial(url: str) -> Transport:
     """Connect to a cloud's link. Raises LinkClosed with a sentence on failure, ConfigError for an invalid URL.
 
     Uses the proxy of the environment, except for this machine.
@@ -225,7 +225,7 @@ async def dial(url: str, *, ssl: SSLContext | None = None) -> Transport:
             url,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,  # it leaks the lengths of secrets, and a small frame may decompress to a huge one
-            ssl=ssl or (True if urlsplit(url).scheme == "wss" else None),  # True: as the system verifies
+            ssl=True if urlsplit(url).scheme == "wss" else None,  # True: as the system verifies
             proxy=None if _is_loopback(url) else True,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,

@@ -329,8 +329,7 @@ class Clouds:
         self.device_pipes: list[Pipe] = []
         self.over = asyncio.Event()
 
-    async def connect(self, url: str, *, ssl: object) -> Pipe:
-        assert ssl is None
+    async def connect(self, url: str) -> Pipe:
         self.urls.append(url)
         attempt = self.attempts.pop(0)
         if attempt is None:
