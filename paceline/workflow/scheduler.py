@@ -16,18 +16,8 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.core.fair import Turns
-from paceline.workflow import graph
+from paceline.workflow import graph, placement
 from paceline.workflow.graph import Launch, Request, Stage
-from paceline.workflow.placement import (
-    LaunchPlan,
-    Placer,
-    Predictions,
-    Running,
-    SchedulingPolicy,
-    continued,
-    criticality,
-    predicted_seconds,
-)
 from paceline.workflow.profiles import Profiles
 
 MAX_FAILURES = 2  # of a stage on a unit, then it is not tried there again
@@ -37,16 +27,19 @@ class WorkflowScheduler:
     """Decides what runs where. Events in, effects out; the times in events must not fall."""
 
     def __init__(
-        self, units: Sequence[graph.ProcessingUnit], profiles: Profiles, policy: SchedulingPolicy | None = None
+        self,
+        units: Sequence[graph.ProcessingUnit],
+        profiles: Profiles,
+        policy: placement.SchedulingPolicy | None = None,
     ) -> None:
-        self.policy = policy or SchedulingPolicy()
+        self.policy = policy or placement.SchedulingPolicy()
         self.graph = graph.StageGraph(whole_stages=self.policy.whole_stages)
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, placement.Running] = {}
         self._units = {unit.name: unit for unit in units}  # the first ones are the default
         assert len(self._units) == len(units), "two processing units have one name"
         self._lost: set[str] = set()  # names
         self._profiles = profiles
-        self._predictions = Predictions(profiles, self.policy)
+        self._predictions = placement.Predictions(profiles, self.policy)
         self._failures: dict[tuple[Stage, str], int] = {}
         self._memories: dict[object, str] = {}  # text -> memory that it lies in
         self._refused: set[Stage] = set()
@@ -147,7 +140,7 @@ class WorkflowScheduler:
             if running.launch.unit in free:
                 free[running.launch.unit] = max(now, running.end)
         idle = set(free) - {running.launch.unit for running in self._running.values()}
-        placer = Placer(now, self._predictions, self.policy, self._running.values(), free, idle)
+        placer = placement.Placer(now, self._predictions, self.policy, self._running.values(), free, idle)
         unfinished = list(self.graph.unfinished())
         if not placer.idle or not any(self.graph.available(stage) for stage in unfinished):
             return []
@@ -166,10 +159,10 @@ class WorkflowScheduler:
                 placer.free[unit] += rest or 0.0
                 continue
             while placer.idle and (available := self.graph.available(stage)):
-                after = continued(self.graph, stage, able[stage], self._predictions)
-                if (placement := placer.place(stage, available, able[stage], after)) is None:
+                after = placement.continued(self.graph, stage, able[stage], self._predictions)
+                if (plan := placer.place(stage, available, able[stage], after)) is None:
                     break
-                effects.append(self._launch(now, stage, placement, ranks[stage]))
+                effects.append(self._launch(now, stage, plan, ranks[stage]))
         return effects
 
     def _least_seconds(self, able: Mapping[Stage, Sequence[graph.ProcessingUnit]], stage: Stage) -> float:
@@ -181,23 +174,23 @@ class WorkflowScheduler:
     def _ranks(self, now: float, able: Mapping[Stage, Sequence[graph.ProcessingUnit]]) -> dict[Stage, float]:
         if not self.policy.criticality:
             return dict.fromkeys(able, 0.0)
-        seconds = predicted_seconds(able, self._predictions)
+        seconds = placement.predicted_seconds(able, self._predictions)
         for running in self._running.values():
             stage = running.launch.stage
             if stage in seconds:
                 left = max(0.0, running.end - now)
                 seconds[stage] = left + (seconds[stage] if stage.remaining else 0.0)
-        return criticality(seconds)
+        return placement.criticality(seconds)
 
-    def _launch(self, now: float, stage: Stage, placement: LaunchPlan, rank: float) -> Launch:
+    def _launch(self, now: float, stage: Stage, plan: placement.LaunchPlan, rank: float) -> Launch:
         self._launches += 1
         if stage.text is not None:
-            self._memories[stage.text] = placement.unit.memory
-        seconds = placement.moving_s + placement.compute_s
+            self._memories[stage.text] = plan.unit.memory
+        seconds = plan.moving_s + plan.compute_s
         self._turns.served(stage.request.owner, seconds)
-        first, count = self.graph.begin(stage, placement.count)
-        launch = Launch(self._launches, stage, placement.unit.name, placement.shape, first, count, rank)
-        self._running[launch.id] = Running(launch, placement.unit.memory, now, placement.moving_s, now + seconds)
+        first, count = self.graph.begin(stage, plan.count)
+        launch = Launch(self._launches, stage, plan.unit.name, plan.shape, first, count, rank)
+        self._running[launch.id] = placement.Running(launch, plan.unit.memory, now, plan.moving_s, now + seconds)
         return launch
 
     def _completed(self) -> list[graph.WorkflowEffect]:

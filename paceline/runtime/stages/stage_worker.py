@@ -23,34 +23,8 @@ from paceline.engine.stage import Stage
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages import sampling
-from paceline.wire.stages.messages import (
-    MAX_BULK_BYTES,
-    MAX_SENTENCE,
-    Change,
-    CheckRows,
-    ExportRows,
-    FetchScores,
-    Forget,
-    HiddenRows,
-    ImportRows,
-    KvRows,
-    PruneRows,
-    ReleaseRows,
-    RequestDone,
-    RequestFailed,
-    RowFormat,
-    RunBatch,
-    ScoreRows,
-    StageHave,
-    TruncateRows,
-    kept_of,
-    kv_from_wire,
-    kv_to_wire,
-    pack_rows,
-    unpack_rows,
-    without_others,
-)
+from paceline.wire.stages import messages, sampling
+from paceline.wire.stages.messages import Change, HiddenRows, ImportRows, RowFormat, RunBatch, kv_to_wire
 
 log = logging.getLogger("paceline.stage")
 
@@ -65,7 +39,7 @@ class Outlet(Protocol):
     def lost(self, error: EngineLost) -> None: ...
 
 
-Answer = Frame | tuple[KvRows | ScoreRows, bytes]  # a message, or header and payload of a bulk message
+Answer = Frame | tuple[messages.KvRows | messages.ScoreRows, bytes]  # the latter: header and payload of a bulk message
 Parts = list[tuple[Logits | None, tuple[int, ...] | None]]  # by segment: logits, and which of the wanted rows
 
 
@@ -88,7 +62,7 @@ class LastRows:
             self._ahead.clear()
             self._forgotten.clear()
 
-    def tell(self, message: sampling.SampleAhead | Forget) -> None:
+    def tell(self, message: sampling.SampleAhead | messages.Forget) -> None:
         with self._lock:
             if isinstance(message, sampling.SampleAhead):
                 self._ahead[message.ticket] = message
@@ -104,12 +78,12 @@ class LastRows:
             self._forgotten.discard(ticket)
 
     @staticmethod
-    def tickets(asked: sampling.SampleRows | FetchScores) -> set[int]:
-        if isinstance(asked, FetchScores):
+    def tickets(asked: sampling.SampleRows | messages.FetchScores) -> set[int]:
+        if isinstance(asked, messages.FetchScores):
             return {asked.ticket}
         return {ticket for wanted in asked.wanted for parts in wanted.branches for ticket, _ in parts}
 
-    def has(self, asked: sampling.SampleRows | FetchScores) -> bool:
+    def has(self, asked: sampling.SampleRows | messages.FetchScores) -> bool:
         with self._lock:
             return self.tickets(asked) <= self._rows.keys()
 
@@ -150,8 +124,8 @@ class LastRows:
         for place, found in zip(places, self._sampler(requests) if requests else (), strict=True):
             sampled[place] = [sampling.sampled_to_wire(row) for row in found]
 
-    def answer(self, asked: sampling.SampleRows | FetchScores, vocab_size: int) -> Answer:
-        if isinstance(asked, FetchScores):
+    def answer(self, asked: sampling.SampleRows | messages.FetchScores, vocab_size: int) -> Answer:
+        if isinstance(asked, messages.FetchScores):
             return self._scores(asked, vocab_size)
         found = self._sampler([self._request(wanted) for wanted in asked.wanted])
         return sampling.SampledRows(
@@ -171,19 +145,19 @@ class LastRows:
             raise EngineError(f"the scores of batch {ticket} are not kept any more")
         return logits
 
-    def _scores(self, asked: FetchScores, vocab_size: int) -> tuple[ScoreRows, bytes]:
+    def _scores(self, asked: messages.FetchScores, vocab_size: int) -> tuple[messages.ScoreRows, bytes]:
         logits = self._logits(asked.ticket, asked.segment)
         assert isinstance(logits, DeviceLogits)
         if not asked.first <= asked.stop <= len(logits):
             raise EngineError(f"rows {asked.first} to {asked.stop} of {len(logits)}")
         scores = logits.scores[logits.first + asked.first : logits.first + asked.stop]
         found = scores.float().cpu().numpy().astype(np.dtype("<f4"))
-        return ScoreRows(asked.request, len(found), vocab_size), found.tobytes()
+        return messages.ScoreRows(asked.request, len(found), vocab_size), found.tobytes()
 
 
 Taken = Callable[[], None]  # to be called once a bulk message has been taken, on any thread
-Ordered = Change | RunBatch | ExportRows | ImportRows | CheckRows
-Urgent = sampling.SampleRows | FetchScores
+Ordered = Change | RunBatch | messages.ExportRows | ImportRows | messages.CheckRows
+Urgent = sampling.SampleRows | messages.FetchScores
 
 
 class StageWorker(threading.Thread):
@@ -235,16 +209,16 @@ class StageWorker(threading.Thread):
         """A command of the head, in its order."""
         with self._changed:
             match message:
-                case PruneRows(horizon=horizon, seq=seq) if horizon is not None and not self._changing[seq]:
+                case messages.PruneRows(horizon=horizon, seq=seq) if horizon is not None and not self._changing[seq]:
                     self._calls.append(partial(self._change, message))  # overtakes what waits
-                case PruneRows() | TruncateRows() | ReleaseRows() | ImportRows():
+                case messages.PruneRows() | messages.TruncateRows() | messages.ReleaseRows() | ImportRows():
                     self._changing[message.seq] += 1
                     self._ordered.append(message)
-                case RunBatch() | ExportRows() | CheckRows():
+                case RunBatch() | messages.ExportRows() | messages.CheckRows():
                     self._ordered.append(message)
-                case sampling.SampleAhead() | Forget():
+                case sampling.SampleAhead() | messages.Forget():
                     self._last.tell(message)
-                case sampling.SampleRows() | FetchScores():
+                case sampling.SampleRows() | messages.FetchScores():
                     self._urgent.append(message)
                 case _:
                     raise TypeError(f"no command: {type(message).__name__}")
@@ -257,7 +231,7 @@ class StageWorker(threading.Thread):
             match bulk.header:
                 case HiddenRows(epoch=epoch, ticket=number):
                     is_wanted = epoch == self._epoch
-                case KvRows(request=number):
+                case messages.KvRows(request=number):
                     is_wanted = any(isinstance(item, ImportRows) and item.request == number for item in self._ordered)
                 case _:
                     raise TypeError(f"no rows: {type(bulk.header).__name__}")
@@ -315,9 +289,9 @@ class StageWorker(threading.Thread):
                 assert found is not None
                 self._settled(first)
                 return self._answered(first.request, partial(self._import, first, *found))
-            case ExportRows():
+            case messages.ExportRows():
                 return self._answered(first.request, partial(self._export, first))
-            case CheckRows():
+            case messages.CheckRows():
                 return self._answered(first.request, partial(self._check, first))
             case _:
                 self._settled(first)
@@ -327,7 +301,7 @@ class StageWorker(threading.Thread):
         """Of the rows that a command needs, None for one that needs none."""
         if isinstance(command, RunBatch):
             return None if self._is_first else (HiddenRows, command.ticket)
-        return (KvRows, command.request) if isinstance(command, ImportRows) else None
+        return (messages.KvRows, command.request) if isinstance(command, ImportRows) else None
 
     def _answered(self, request: int, act: Callable[[], Answer]) -> Callable[[], None]:
         """Sends the answer of act, or a failure of this request whatever it raises: the head waits for one."""
@@ -339,7 +313,7 @@ class StageWorker(threading.Thread):
                 raise
             except Exception as error:
                 log.warning("a request could not be answered: %s", error, exc_info=not isinstance(error, PacelineError))
-                answer = RequestFailed(request, str(error)[:MAX_SENTENCE] or type(error).__name__)
+                answer = messages.RequestFailed(request, str(error)[: messages.MAX_SENTENCE] or type(error).__name__)
             self._outlet.to_head(*(answer if isinstance(answer, tuple) else (answer,)))
 
         return acting
@@ -377,12 +351,12 @@ class StageWorker(threading.Thread):
         stage, seq = self._stage(), SeqId(change.seq)
         try:
             match change:
-                case PruneRows():
+                case messages.PruneRows():
                     self._known.add(seq)  # it may have overtaken all of the sequence
                     stage.prune(seq, change.keep, change.live, change.horizon)
-                case TruncateRows():
+                case messages.TruncateRows():
                     stage.truncate(seq, change.length)
-                case ReleaseRows():
+                case messages.ReleaseRows():
                     stage.release(seq)
                     self._known.discard(seq)
         except EngineError as error:
@@ -391,27 +365,29 @@ class StageWorker(threading.Thread):
     def _sample(self, asked: Urgent) -> Answer:
         return self._last.answer(asked, self._stage().info.vocab_size)
 
-    def _export(self, asked: ExportRows) -> Answer:
+    def _export(self, asked: messages.ExportRows) -> Answer:
         return kv_to_wire(asked.request, self._stage().export_kv(SeqId(asked.seq), asked.tokens))
 
-    def _import(self, asked: ImportRows, bulk: Bulk, taken: Taken) -> RequestDone:
+    def _import(self, asked: ImportRows, bulk: Bulk, taken: Taken) -> messages.RequestDone:
         stage = self._stage()
         try:
-            assert isinstance(bulk.header, KvRows)
-            stage.import_kv(SeqId(asked.seq), kv_from_wire(bulk.header, bulk.payload, stage.kv_model, asked.tokens))
+            assert isinstance(bulk.header, messages.KvRows)
+            stage.import_kv(
+                SeqId(asked.seq), messages.kv_from_wire(bulk.header, bulk.payload, stage.kv_model, asked.tokens)
+            )
         finally:
             taken()
         self._known.add(SeqId(asked.seq))
-        return RequestDone(asked.request)
+        return messages.RequestDone(asked.request)
 
-    def _check(self, asked: CheckRows) -> StageHave:
+    def _check(self, asked: messages.CheckRows) -> messages.StageHave:
         stage = self._stage()
         try:
             stage.check()
         except AssertionError as error:
             raise EngineError(f"the invariants do not hold: {error}") from error
         lengths = tuple((int(seq), stage.length(seq)) for seq in sorted(self._known) if stage.length(seq))
-        return StageHave(asked.request, lengths)
+        return messages.StageHave(asked.request, lengths)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     def _run(self, message: RunBatch, given: tuple[Bulk, Taken] | None, epoch: int) -> None:
@@ -427,8 +403,8 @@ class StageWorker(threading.Thread):
                 assert isinstance(header, HiddenRows)
                 if header.error is not None:
                     raise EngineError(header.error)
-                left = without_others(asked, header.kept)
-                hidden = unpack_rows(given[0].payload, self._format, left.num_rows, self._width)
+                left = messages.without_others(asked, header.kept)
+                hidden = messages.unpack_rows(given[0].payload, self._format, left.num_rows, self._width)
             self._known.update(segment.seq for segment in left.segments)
             result = self._stage().forward(left, hidden)
             if result.output is not None:
@@ -436,8 +412,8 @@ class StageWorker(threading.Thread):
             else:
                 assert result.hidden is not None
                 left = result.batch
-                payload = pack_rows(result.hidden, self._format)
-                if len(payload) > MAX_BULK_BYTES:
+                payload = messages.pack_rows(result.hidden, self._format)
+                if len(payload) > messages.MAX_BULK_BYTES:
                     raise EngineError(f"{left.num_rows} rows are too many for the link: lower step_rows")
         except EngineLost:
             raise
@@ -445,14 +421,14 @@ class StageWorker(threading.Thread):
             known = isinstance(fault, PacelineError)
             if not known:
                 log.exception("a step failed")
-            error = f"{'' if known else 'a stage failed: '}{fault}"[:MAX_SENTENCE]
+            error = f"{'' if known else 'a stage failed: '}{fault}"[: messages.MAX_SENTENCE]
         finally:
             if given is not None:
                 given[1]()
         if epoch != self._epoch:
             return  # nobody waits for it any more
         if not self._is_last:
-            kept = ((),) * len(asked.segments) if error else kept_of(asked, left)
+            kept = ((),) * len(asked.segments) if error else messages.kept_of(asked, left)
             self._outlet.to_next(HiddenRows(epoch, message.ticket, kept, error), b"" if error else payload)
         elif done is None:
             self._last.failed(message.ticket)

@@ -49,19 +49,9 @@ from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, No
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.settings_tables import TUNING
 from paceline.strategies.base import Side, other
-from paceline.workflow import agents
+from paceline.workflow import agents, flows
 from paceline.workflow.agents import Prompt
-from paceline.workflow.flows import (
-    FLOWS,
-    SEARCH_FAR,
-    SUMMARY,
-    WORKFLOWS,
-    SearchStages,
-    TextStages,
-    WorkflowName,
-    WorkflowSizes,
-    WorkflowStages,
-)
+from paceline.workflow.flows import SearchStages, TextStages, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Request, Stage, waits_for
 from paceline.workflow.jobs import asks_summary
 from paceline.workflow.reading import folded
@@ -127,9 +117,9 @@ class WorkflowRun:
             # Where one model writes all texts, one is shorter than two, and may say what follows from both sides.
             apart=not alone,
         )
-        flow = FLOWS["advanced" if without_web else request.sources.workflow]
+        flow = flows.FLOWS["advanced" if without_web else request.sources.workflow]
         if flow.reads and asks_summary(self._question):
-            flow = SUMMARY
+            flow = flows.SUMMARY
         barred = CLOUD if away else OUTSIDE  # another's units, which it has no part in
         self._stages = WorkflowStages(flow, sizes, Request(request.account.owner, frozenset([barred])))
         self.kept = flow.kept
@@ -207,7 +197,7 @@ class WorkflowRun:
         question, one in so many is read."""
         if stages.jobs is None:
             Lookup(question, self, stages)
-        elif self._stages.flow is SUMMARY:
+        elif self._stages.flow is flows.SUMMARY:
             self._readings.append(SummaryJobs(question, self, stages))
         else:
             self._readings.append(PassageJobs(question, self, stages, share=share))
@@ -281,7 +271,7 @@ class WorkflowRun:
         self._steps.append(step)
         if failed:
             self._failed.append(stage)
-            if launch.stage.operation is SEARCH_FAR and self._request.joining.on_loss != "continue":
+            if launch.stage.operation is flows.SEARCH_FAR and self._request.joining.on_loss != "continue":
                 self._events.put_nowait(peer_missing(other(self._side)))
         if self._request.sources.steps:
             self._events.put_nowait(service.TextDelta("", 0, step=step))
@@ -474,10 +464,10 @@ class Workflows:
             request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart, terms=terms
         )
 
-    def names(self) -> tuple[WorkflowName, ...]:
+    def names(self) -> tuple[flows.WorkflowName, ...]:
         """Those that can run here."""
         can_search = self._web is not None and self._resources.store is not None
-        return tuple(name for name in WORKFLOWS if can_search or name != "research")
+        return tuple(name for name in flows.WORKFLOWS if can_search or name != "research")
 
     def _readable(self, request: GenerateRequest) -> DocumentStore | Readable | None:
         """This side's documents at the request's level: what has to be held more strictly comes too late. What a
