@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 
+from paceline.commands.groups import group_of
 from paceline.core.printable import printable_json, printable_lines
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
@@ -32,15 +33,9 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: paceline status --json")(status)
     app.command(epilog="Example: paceline demo --check")(demo)
     app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(mcp)
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="What the rules of [policy] make of a question, and documents that they ask their owner for.",
-        epilog='Example: paceline policy check "What does my contract say?"',
-    )
-    group.command(epilog='Example: paceline policy check "What does my contract say?"')(check)
-    group.callback()(lambda: None)  # a group of one command is a group
-    app.add_typer(group, name="policy")
+    told = "What the rules of [policy] make of a question, and documents that they ask their owner for."
+    example = 'paceline policy check "What does my contract say?"'
+    group_of(app, "policy", told, example).command(epilog=f"Example: {example}")(check)
 
 
 def chat(

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir
-from paceline.core.printable import printable, printable_json
+from paceline.commands.options import Config, Json, StateDir, write_json
+from paceline.core.printable import printable
 from paceline.core.side import MayAsk
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve
@@ -42,7 +40,7 @@ def activity(
         with closing(ActivityLog(settings.state_dir)) as log:
             entries = log.recent(last)
     if as_json:
-        typer.echo(printable_json(json.dumps([asdict(entry) for entry in entries], indent=2, ensure_ascii=False)))
+        write_json(entries)
         return
     for entry in entries:
         typer.echo(printable("  ".join(_columns(entry))))

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from paceline.commands.docs import add
+from paceline.commands.docs import Documents, add
 from paceline.commands.options import StateDir
 from paceline.core.side import Side
 from paceline.errors import ConfigError
@@ -107,7 +107,7 @@ def setup(
     if service:
         typer.echo(f"Or always: systemctl --user enable --now {_write_unit(known, file)}", err=True)
     if documents:
-        add([Path(documents).expanduser()], side=known, config=file)
+        add([Path(documents).expanduser()], where=Documents(known, config=file))
 
 
 def unit(side: Side, file: Path) -> str:

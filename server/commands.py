@@ -5,20 +5,18 @@ Registry and keys are imported by the commands that open them: their libraries t
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.groups import devices_group, doctor_checks
-from paceline.commands.options import Config, Json, StateDir, opened_database, options, settings_of
+from paceline.commands.groups import devices_group, doctor_checks, group_of
+from paceline.commands.options import AtServer, Json, opened_database, options, spread, write_json
 from paceline.errors import ConfigError
 from paceline.settings import NodeSettings, ServerSettings
 from paceline.settings_sources import Origins, describe_given
@@ -33,33 +31,26 @@ if TYPE_CHECKING:
     from .keys import Keys
 
 
+HERE = AtServer()
+
+
 def register(app: typer.Typer) -> None:
     example = "Example: paceline serve --model Qwen/Qwen2.5-7B-Instruct"
     app.command(epilog=example)(options(ServerSettings)(serve))
-    app.command(epilog="Example: paceline invite phone --url https://example.org")(invite)
+    app.command(epilog="Example: paceline invite phone --url https://example.org")(spread(invite))
     group = devices_group(app)
-    group.command("add", epilog="Example: paceline devices add phone")(add_device)
-    group.command("list", epilog="Example: paceline devices list --json")(list_devices)
-    group.command("revoke", epilog="Example: paceline devices revoke phone")(revoke_device)
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="Create, list and revoke the keys that let applications use this server.",
-        epilog="Example: paceline keys create notebook --scope chat --expires 30",
-    )
-    group.command("create", epilog="Example: paceline keys create notebook --scope chat --scope embeddings")(create_key)
-    group.command("list", epilog="Example: paceline keys list --json")(list_keys)
-    group.command("revoke", epilog="Example: paceline keys revoke notebook")(revoke_key)
-    app.add_typer(group, name="keys")
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="The database that several servers share.",
-        epilog="Example: paceline database copy --to postgresql://paceline@db/paceline",
-    )
-    group.command("copy", epilog="Example: paceline database copy --to postgresql://paceline@db/paceline")(copy_state)
-    group.callback()(lambda: None)  # a group of one command is a group
-    app.add_typer(group, name="database")
+    group.command("add", epilog="Example: paceline devices add phone")(spread(add_device))
+    group.command("list", epilog="Example: paceline devices list --json")(spread(list_devices))
+    group.command("revoke", epilog="Example: paceline devices revoke phone")(spread(revoke_device))
+    told = "Create, list and revoke the keys that let applications use this server."
+    group = group_of(app, "keys", told, "paceline keys create notebook --scope chat --expires 30")
+    example = "Example: paceline keys create notebook --scope chat --scope embeddings"
+    group.command("create", epilog=example)(spread(create_key))
+    group.command("list", epilog="Example: paceline keys list --json")(spread(list_keys))
+    group.command("revoke", epilog="Example: paceline keys revoke notebook")(spread(revoke_key))
+    example = "paceline database copy --to postgresql://paceline@db/paceline"
+    group = group_of(app, "database", "The database that several servers share.", example)
+    group.command("copy", epilog=f"Example: {example}")(spread(copy_state))
     doctor_checks(app)["shared database"] = _shared_database
 
 
@@ -81,16 +72,15 @@ def add_device(
     role: Annotated[
         Literal["device", "stage"], typer.Option(help="stage: for `paceline stage`, of a model spread over machines")
     ] = "device",
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Make a one-time code that lets one device in under this name. It holds for ten minutes."""
     from .devices import CODE_LIFE_S
 
-    code = _registry(state_dir, config).add(name, role)
+    code = _registry(where).add(name, role)
     if as_json:
-        typer.echo(json.dumps({"device": name, "code": code, "expires_in_s": CODE_LIFE_S}))
+        write_json({"device": name, "code": code, "expires_in_s": CODE_LIFE_S})
         return
     typer.echo(code)
     command = "paceline agent --cloud URL" if role == "device" else "paceline stage --server URL"
@@ -102,16 +92,15 @@ def invite(
     url: Annotated[
         str | None, typer.Option("--url", help="address by which the device reaches this server; default: public_url")
     ] = None,
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Print a line that enrols a device, and shows each side the other's key. It holds once, for ten minutes."""
-    settings = settings_of("cloud", config, state_dir=state_dir, public_url=url)
+    settings = where.settings(public_url=url)
     address = (settings.public_url or f"http://127.0.0.1:{settings.port}").rstrip("/")
-    invitation = f"{address}#{_registry(state_dir, config).add(name)}"
+    invitation = f"{address}#{_registry(where).add(name)}"
     if as_json:
-        typer.echo(json.dumps({"device": name, "invitation": invitation}))
+        write_json({"device": name, "invitation": invitation})
         return
     typer.echo(f"paceline join {shlex.quote(invitation)}")
     if settings.public_url is None:
@@ -124,15 +113,12 @@ def invite(
         segno.make(invitation, error="m").terminal(out=sys.stderr, compact=True)
 
 
-def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+def list_devices(where: AtServer = HERE, as_json: Json = False) -> None:
     """List the devices and whether they may link."""
-    devices = _registry(state_dir, config).devices()
+    devices = _registry(where).devices()
     if as_json:
-        rows = [
-            {"device": device.name, "state": device.state, "since": device.since, "role": device.role}
-            for device in devices
-        ]
-        typer.echo(json.dumps(rows, indent=2))
+        keys = ("state", "since", "role")
+        write_json([{"device": each.name} | {key: getattr(each, key) for key in keys} for each in devices])
         return
     for device in devices:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(device.since))
@@ -144,20 +130,22 @@ def list_devices(state_dir: StateDir = None, config: Config = None, as_json: Jso
 
 def revoke_device(
     name: Annotated[str, typer.Argument(help="as `paceline devices list` shows it")],
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Let a device in no more; a link it holds is cut within seconds."""
-    if not _registry(state_dir, config).revoke(name):
+    if not _registry(where).revoke(name):
         raise ConfigError(f"There is no device {name}; see `paceline devices list`.")
-    typer.echo(json.dumps({"revoked": name}) if as_json else f"revoked {name}")
+    if as_json:
+        write_json({"revoked": name})
+    else:
+        typer.echo(f"revoked {name}")
 
 
-def _registry(state_dir: Path | None, config: Path | None) -> Registry:
+def _registry(where: AtServer) -> Registry:
     from .devices import Registry
 
-    return Registry(_state(state_dir, config))
+    return Registry(_state(where))
 
 
 def create_key(
@@ -173,25 +161,24 @@ def create_key(
         str | None, typer.Option(help="the device that joins its answers; default: none but one that a request names")
     ] = None,
     expires: Annotated[float | None, typer.Option(metavar="DAYS", help="days it holds; default: until revoked")] = None,
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Make a key and show it, this once: only its hash is kept. A running server knows it at once."""
-    keys = _keys(state_dir, config)
+    keys = _keys(where)
     key = keys.create(name, scopes=scope or (), device=device, days=expires)
     if as_json:
-        typer.echo(json.dumps({"name": name, "key": key}))
+        write_json({"name": name, "key": key})
         return
     typer.echo(key)
     typer.echo("Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`.", err=True)
 
 
-def list_keys(state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+def list_keys(where: AtServer = HERE, as_json: Json = False) -> None:
     """List the keys by name and prefix, with what they may do."""
-    found = _keys(state_dir, config).all()
+    found = _keys(where).all()
     if as_json:
-        typer.echo(json.dumps([asdict(key) for key in found], indent=2))
+        write_json(found)
         return
     for key in found:
         until = "" if key.expires_at is None else time.strftime(" until %Y-%m-%d", time.localtime(key.expires_at))
@@ -205,26 +192,27 @@ def list_keys(state_dir: StateDir = None, config: Config = None, as_json: Json =
 
 def revoke_key(
     name: Annotated[str, typer.Argument(help="its name, or its prefix, as `paceline keys list` shows them")],
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Refuse a key from the next request on. Answers that are being written end as they would have."""
-    if not _keys(state_dir, config).revoke(name):
+    if not _keys(where).revoke(name):
         raise ConfigError(f"There is no key {name} that could be revoked; see `paceline keys list`.")
-    typer.echo(json.dumps({"revoked": name}) if as_json else f"revoked {name}")
+    if as_json:
+        write_json({"revoked": name})
+    else:
+        typer.echo(f"revoked {name}")
 
 
-def _keys(state_dir: Path | None, config: Path | None) -> Keys:
+def _keys(where: AtServer) -> Keys:
     from .keys import Keys
 
-    return Keys(_state(state_dir, config))
+    return Keys(_state(where))
 
 
-def _state(state_dir: Path | None, config: Path | None) -> Path | Home:
+def _state(where: AtServer) -> Path | Home:
     """Where the server keeps devices and keys."""
-    settings = settings_of("cloud", config, state_dir=state_dir)
-    assert isinstance(settings, ServerSettings)
+    settings = where.settings()
     return opened_database(settings) or settings.state_dir
 
 
@@ -232,13 +220,11 @@ def copy_state(
     to: Annotated[
         str | None, typer.Option(metavar="URL", help="the database, empty; default: PACELINE_DATABASE or the file's")
     ] = None,
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:
     """Copy a stopped server's state directory into a database, for several servers: all of it or nothing."""
-    settings = settings_of("cloud", config, state_dir=state_dir, database=to)
-    assert isinstance(settings, ServerSettings)
+    settings = where.settings(database=to)
     with ExitStack() as opened:
         if (database := opened_database(settings)) is None:
             raise ConfigError("There is no database to copy into: give its URL with --to.")
@@ -247,7 +233,7 @@ def copy_state(
 
         copied = copy(settings.state_dir, database, settings.docs_dir)
         if as_json:
-            typer.echo(json.dumps({"copied": copied}))
+            write_json({"copied": copied})
             return
         for table, count in copied.items():
             typer.echo(f"{table:<24} {count}")

@@ -6,50 +6,80 @@ change at its next search. Sends a device's documents nowhere: they stay on the 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir, opened_database, settings_of
-from paceline.core.printable import is_text, printable, printable_json, printable_lines
+from paceline.commands.groups import group_of
+from paceline.commands.options import Config, Json, StateDir, opened_database, settings_of, spread, write_json
+from paceline.core.printable import is_text, printable, printable_lines
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.rag.records import FilesProgress, IngestResult
     from paceline.rag.store.documents import DocumentStore
 
-Side = Annotated[
-    Literal["cloud", "device"],
-    typer.Option("--side", help="cloud: public documents; device: private ones, which stay on this machine"),
-]
-Store = Annotated[
-    Path | None,
-    typer.Option("--docs-dir", "--store", help="folder of the documents; default: docs in the state directory"),
-]
-Embedder = Annotated[
-    str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
-]
+
+@dataclass(frozen=True)
+class Documents:
+    """The store that a side's program would open."""
+
+    side: Annotated[
+        Literal["cloud", "device"],
+        typer.Option("--side", help="cloud: public documents; device: private ones, which stay on this machine"),
+    ] = "device"
+    store: Annotated[
+        Path | None,
+        typer.Option("--docs-dir", "--store", help="folder of the documents; default: docs in the state directory"),
+    ] = None
+    state_dir: StateDir = None
+    embedder: Annotated[
+        str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
+    ] = None
+    config: Config = None
+
+    @contextmanager
+    def opened(self, *, again: bool = False) -> Iterator[DocumentStore]:
+        from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
+        from paceline.rag.store.documents import DocumentStore
+
+        flags = {"docs_dir": self.store, "state_dir": self.state_dir, "embedder": self.embedder}
+        settings = settings_of(self.side, self.config, **flags)
+        if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
+            raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
+        embed_with = load_embedder(settings.embedder)
+        with ExitStack() as opened_here:
+            database = None if self.store else opened_database(settings)  # a folder that is named is meant
+            if database is not None:
+                opened_here.callback(database.close)
+            yield opened_here.enter_context(
+                DocumentStore.open(
+                    settings.docs_dir,
+                    embed_with,
+                    side=self.side,
+                    reindex=again,
+                    encrypt=settings.encrypt_documents,
+                    home=database,
+                )
+            )
+
+
+DEVICES = Documents()
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="Add, list, search and remove the documents of a side.",
-        epilog="Example: paceline docs add notes/ --side device",
-    )
-    group.command(epilog="Example: paceline docs add notes/ --sync --side device")(add)
-    group.command("list", epilog="Example: paceline docs list --side cloud --json")(list_)
-    group.command(epilog='Example: paceline docs search "when does the museum open" --side cloud')(search)
-    group.command(epilog="Example: paceline docs remove report.md 'notes/*' --side device")(remove)
-    group.command(epilog="Example: paceline docs reindex --side cloud --embedder minilm")(reindex)
-    app.add_typer(group, name="docs")
+    told = "Add, list, search and remove the documents of a side."
+    group = group_of(app, "docs", told, "paceline docs add notes/ --side device")
+    group.command(epilog="Example: paceline docs add notes/ --sync --side device")(spread(add))
+    group.command("list", epilog="Example: paceline docs list --side cloud --json")(spread(list_))
+    group.command(epilog='Example: paceline docs search "when does the museum open" --side cloud')(spread(search))
+    group.command(epilog="Example: paceline docs remove report.md 'notes/*' --side device")(spread(remove))
+    group.command(epilog="Example: paceline docs reindex --side cloud --embedder minilm")(spread(reindex))
 
 
 def add(
@@ -75,11 +105,7 @@ def add(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="with --sync: list unchanged and skipped files too, not only changes")
     ] = False,
-    side: Side = "device",
-    store: Store = None,
-    state_dir: StateDir = None,
-    embedder: Embedder = None,
-    config: Config = None,
+    where: Documents = DEVICES,
     as_json: Json = False,
 ) -> None:
     """Read files into the store. The same text again changes nothing; a file that has changed replaces its document.
@@ -88,11 +114,11 @@ def add(
     """
     from paceline.rag.folders import changes
 
-    with opened(side, store, embedder, config, state_dir) as documents:
+    with where.opened() as documents:
         for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
             try:
                 results = add_with_progress(
-                    documents, paths, side, sync=sync or watch, read_all=check_contents and not number
+                    documents, paths, where.side, sync=sync or watch, read_all=check_contents and not number
                 )
             except ConfigError as error:  # such as a folder without its last file, while that is being replaced
                 if not number:
@@ -121,7 +147,7 @@ def _folders(paths: list[Path]) -> list[Path]:
 def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
     results = sorted(results, key=lambda result: result.status == "failed")
     if as_json:
-        _write_json(results)
+        write_json(results)
         return
     for result in results:
         size = f", {_counted(result.num_chunks, 'chunk')}" if result.num_chunks else ""
@@ -134,19 +160,12 @@ def _show_sum(results: list[IngestResult]) -> None:
     typer.echo(", ".join(f"{counts[status]} {status}" for status in order if counts[status]) or "no files")
 
 
-def list_(
-    side: Side = "device",
-    store: Store = None,
-    state_dir: StateDir = None,
-    embedder: Embedder = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+def list_(where: Documents = DEVICES, as_json: Json = False) -> None:
     """List the documents, by name."""
-    with opened(side, store, embedder, config, state_dir) as documents:
+    with where.opened() as documents:
         rows = documents.documents()
     if as_json:
-        _write_json(rows)
+        write_json(rows)
         return
     for row in rows:
         typer.echo(printable(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}"))
@@ -156,20 +175,16 @@ def list_(
 def search(
     query: Annotated[str, typer.Argument(help="what to look for, in words")],
     k: Annotated[int, typer.Option("-k", min=1, help="passages at most")] = 4,
-    side: Side = "device",
-    store: Store = None,
-    state_dir: StateDir = None,
-    embedder: Embedder = None,
-    config: Config = None,
+    where: Documents = DEVICES,
     as_json: Json = False,
 ) -> None:
     """Show the passages an answer to the query would read, best first, with their scores."""
     if not is_text(query):
         raise ConfigError("The query has bytes that are no UTF-8: write it in that encoding.")
-    with opened(side, store, embedder, config, state_dir) as documents:
+    with where.opened() as documents:
         passages = documents.search(query, k)
     if as_json:
-        _write_json(passages)
+        write_json(passages)
         return
     for passage in passages:
         place = f", {passage.place}" if passage.place else ""
@@ -185,11 +200,7 @@ def remove(
         typer.Argument(help="names or ids as `paceline docs list` shows them, patterns such as 'notes*', or folders"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="remove all documents of the side")] = False,
-    side: Side = "device",
-    store: Store = None,
-    state_dir: StateDir = None,
-    embedder: Embedder = None,
-    config: Config = None,
+    where: Documents = DEVICES,
     as_json: Json = False,
 ) -> None:
     """Remove documents; their text and vectors leave the files. Exit code 1 if one of them was not there."""
@@ -197,13 +208,13 @@ def remove(
 
     if every == bool(names):
         raise ConfigError("Give names of documents to remove, or --all alone")
-    with opened(side, store, embedder, config, state_dir) as documents:
+    with where.opened() as documents:
         known = documents.documents()
         found = {name: matching(known, name) for name in names or ()} or {"all documents": known}
         documents.remove(*{document.id for each in found.values() for document in each})
     removed = {name: len(each) for name, each in found.items()}
     if as_json:
-        typer.echo(json.dumps(removed, indent=2))
+        write_json(removed)
     else:
         for name, number in removed.items():
             many = f" ({_counted(number, 'document')})" if number > 1 else ""
@@ -212,53 +223,14 @@ def remove(
         raise typer.Exit(1)
 
 
-def reindex(
-    side: Side = "device",
-    store: Store = None,
-    state_dir: StateDir = None,
-    embedder: Embedder = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
+def reindex(where: Documents = DEVICES, as_json: Json = False) -> None:
     """Embed every chunk again: after another embedder was chosen."""
-    with opened(side, store, embedder, config, state_dir, again=True) as documents:
+    with where.opened(again=True) as documents:
         number = documents.count()
     if as_json:
-        typer.echo(json.dumps({"documents": number}))
+        write_json({"documents": number})
     else:
         typer.echo(f"{_counted(number, 'document')} indexed again")
-
-
-@contextmanager
-def opened(
-    side: Literal["cloud", "device"],
-    store: Path | None,
-    embedder: str | None,
-    config: Path | None = None,
-    state_dir: Path | None = None,
-    again: bool = False,
-) -> Iterator[DocumentStore]:
-    """Open the store that the side's program would open."""
-    from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
-    from paceline.rag.store.documents import DocumentStore
-
-    settings = settings_of(side, config, docs_dir=store, state_dir=state_dir, embedder=embedder)
-    if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
-        raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
-    embed_with = load_embedder(settings.embedder)
-    with ExitStack() as opened_here:
-        if (database := None if store else opened_database(settings)) is not None:  # a folder that is named is meant
-            opened_here.callback(database.close)
-        yield opened_here.enter_context(
-            DocumentStore.open(
-                settings.docs_dir,
-                embed_with,
-                side=side,
-                reindex=again,
-                encrypt=settings.encrypt_documents,
-                home=database,
-            )
-        )
 
 
 def add_with_progress(
@@ -292,11 +264,6 @@ def add_with_progress(
     if all(result.status == "skipped" for result in results):
         raise ConfigError(f"Nothing to read there: give files of {NAMED_KINDS}, or folders of them.")
     return results
-
-
-def _write_json(rows: Iterable[object]) -> None:
-    text = json.dumps([asdict(row) for row in rows], indent=2, ensure_ascii=False)  # type: ignore[call-overload]  # dataclasses all
-    typer.echo(printable_json(text))
 
 
 def _counted(number: int, noun: str) -> str:

@@ -24,17 +24,21 @@ def doctor_checks(app: typer.Typer) -> NodeChecks:
     return added.checks
 
 
+def group_of(app: typer.Typer, name: str, help: str, example: str) -> typer.Typer:
+    """The group of this name, made now if another program has not made it."""
+    for known in app.registered_groups:
+        if known.name == name and known.typer_instance is not None:
+            return known.typer_instance
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help, epilog=f"Example: {example}")
+    group.callback()(lambda: None)  # a group of one command is a group
+    app.add_typer(group, name=name)
+    return group
+
+
 def devices_group(app: typer.Typer) -> typer.Typer:
     """The group `paceline devices`: a server's devices, and at a device what its cloud has asked."""
-    for known in app.registered_groups:
-        if known.name == "devices" and known.typer_instance is not None:
-            return known.typer_instance
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="At a server: add, list and revoke the devices that may link to it. At a device: show what the cloud's "
-        "clients have asked it.",
-        epilog="Example: paceline devices add phone",
+    told = (
+        "At a server: add, list and revoke the devices that may link to it. At a device: show what the cloud's clients "
+        "have asked it."
     )
-    app.add_typer(group, name="devices")
-    return group
+    return group_of(app, "devices", told, "paceline devices add phone")

@@ -7,14 +7,14 @@ the names of models.
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Json
+from paceline.commands.groups import group_of
+from paceline.commands.options import Json, write_json
 from paceline.core.printable import printable
 from paceline.errors import ConfigError
 
@@ -37,24 +37,19 @@ class ListedModel:
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="List, fetch and remove the models that can be given as --model.",
-        epilog="Example: paceline models pull Qwen/Qwen2.5-0.5B-Instruct",
-    )
+    told = "List, fetch and remove the models that can be given as --model."
+    group = group_of(app, "models", told, "paceline models pull Qwen/Qwen2.5-0.5B-Instruct")
     group.command("list", epilog="Example: paceline models list --json")(list_)
     group.command("pull", epilog="Example: paceline models pull Qwen/Qwen2.5-0.5B-Instruct@main")(pull)
     group.command("import", epilog="Example: paceline models import model.Q8_0.gguf")(import_)
     group.command("remove", epilog="Example: paceline models remove Qwen/Qwen2.5-0.5B-Instruct")(remove)
-    app.add_typer(group, name="models")
 
 
 def list_(as_json: Json = False) -> None:
     """List what comes with paceline, what lies in the hub's cache, and what Ollama, LM Studio and llama.cpp have."""
     models = [*_bundled(), *_cached(), *_stored()]
     if as_json:
-        typer.echo(json.dumps([asdict(model) for model in models], indent=2))
+        write_json(models)
         return
     width = max(len(model.name) for model in models)
     for model in models:
@@ -70,7 +65,7 @@ def pull(name: Name, as_json: Json = False) -> None:
     that was cut goes on."""
     pulled = _pull_with_progress(_of_the_hub(name))
     if as_json:
-        typer.echo(json.dumps(asdict(pulled) | {"directory": str(pulled.directory)}))
+        write_json(pulled)
         return
     done = f"{_bytes(pulled.fetched)} fetched" if pulled.fetched else "was here already"
     typer.echo(printable(f"{pulled.name}  {pulled.revision[:7]}  {_bytes(pulled.size)}, {done}"))
@@ -94,7 +89,7 @@ def import_(
     else:
         import_gguf(file, folder)
     if as_json:
-        typer.echo(json.dumps({"directory": str(folder)}))
+        write_json({"directory": folder})
     else:
         typer.echo(printable(f"Use it with: paceline serve --model {folder}"))
 
@@ -105,7 +100,7 @@ def remove(name: Name, as_json: Json = False) -> None:
 
     removed = remove_cached(_of_the_hub(name))
     if as_json:
-        typer.echo(json.dumps(asdict(removed)))
+        write_json(removed)
     else:
         typer.echo(printable(f"removed {removed.name}, {_bytes(removed.freed)}"))
 

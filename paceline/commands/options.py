@@ -5,23 +5,27 @@
     def serve(settings: ServerSettings, origins: Origins) -> None: ...
 
 Every option is optional for the parser: a missing value comes from the environment, the file or the default. `--help`
-shows those that are no part of a table of the file; a flag for one of these is answered with where it stands.
+shows those that are no part of a table of the file; a flag for one of these is answered with where it stands. Options
+that several commands share are fields of a dataclass, see `spread`.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from operator import or_
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic.fields import FieldInfo
 
+from paceline.core.printable import printable_json
 from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ProgramSettings, ServerSettings, variable
@@ -56,6 +60,64 @@ def opened_database(settings: NodeSettings) -> Postgres | None:
     except ModuleNotFoundError as error:
         raise ConfigError("A database needs `pip install 'paceline[postgres]'`.") from error
     return Postgres(settings.database)
+
+
+@dataclass(frozen=True)
+class Where:
+    """Whose settings a command reads, and from which file."""
+
+    side: Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
+    state_dir: StateDir = None
+    config: Config = None
+
+    @property
+    def settings(self) -> NodeSettings:
+        return settings_of(self.side, self.config, state_dir=self.state_dir)
+
+
+@dataclass(frozen=True)
+class AtServer:
+    """The same of a command that only a server has."""
+
+    state_dir: StateDir = None
+    config: Config = None
+
+    def settings(self, **flags: object) -> ServerSettings:
+        found = settings_of("cloud", self.config, state_dir=self.state_dir, **flags)
+        assert isinstance(found, ServerSettings)
+        return found
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command so that the fields of each parameter that is a dataclass are options, with the values of the
+    parameter's default as theirs."""
+    parameters: dict[str, inspect.Parameter] = {}
+    parts: dict[str, Any] = {}  # the dataclasses
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(parameter.annotation):
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            continue
+        parts[name] = kind = parameter.annotation
+        for each, hint in get_type_hints(kind, include_extras=True).items():
+            default = getattr(parameter.default, each)
+            parameters[each] = inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+    @functools.wraps(command)
+    def whole(**given: object) -> None:
+        own = {name: kind(**{each.name: given.pop(each.name) for each in fields(kind)}) for name, kind in parts.items()}
+        command(**given, **own)
+
+    _disguise(whole, parameters)
+    return whole
+
+
+def write_json(value: object) -> None:
+    """To standard output; dataclasses as objects, paths as texts."""
+    typer.echo(printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=_plain)))
+
+
+def _plain(value: Any) -> object:
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
 
 def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None]], Callable[..., None]]:

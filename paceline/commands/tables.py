@@ -5,34 +5,30 @@ A running program reads the base table when it starts, and checks for erased own
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir, settings_of
+from paceline.commands.groups import group_of
+from paceline.commands.options import Json, Where, settings_of, spread, write_json
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
     from paceline.runtime.lookup_tables.store import TableFile
 
 NO_KEY: Final = "(no key)"  # the owner of requests without one
-Side = Annotated[Literal["cloud", "device"], typer.Option("--side", help="whose state directory is meant")]
+CLOUD: Final = Where("cloud")
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        help="Warm up, list and erase the look-up tables that answers are drafted from.",
-        epilog="Example: paceline tables list --side cloud",
-    )
-    group.command(epilog="Example: paceline tables warm dialogues.jsonl --model demo-causal --side cloud")(warm)
-    group.command("list", epilog="Example: paceline tables list --json")(list_)
-    group.command(epilog="Example: paceline tables erase phone --side cloud")(erase)
-    app.add_typer(group, name="tables")
+    told = "Warm up, list and erase the look-up tables that answers are drafted from."
+    group = group_of(app, "tables", told, "paceline tables list --side cloud")
+    example = "Example: paceline tables warm dialogues.jsonl --model demo-causal --side cloud"
+    group.command(epilog=example)(spread(warm))
+    group.command("list", epilog="Example: paceline tables list --json")(spread(list_))
+    group.command(epilog="Example: paceline tables erase phone --side cloud")(spread(erase))
 
 
 def warm(
@@ -43,9 +39,7 @@ def warm(
         int, typer.Option(min=0, help="written by the model where a dialogue lacks an answer")
     ] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="dialogues at most")] = None,
-    side: Side = "cloud",
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: Where = CLOUD,
     as_json: Json = False,
 ) -> None:
     """Let the model read dialogues, so that the first answers are drafted as well as later ones.
@@ -60,7 +54,7 @@ def warm(
     from paceline.runtime.lookup_tables import warmup as warming
     from paceline.runtime.lookup_tables.store import FOLDER, TableStore
 
-    settings = settings_of(side, config, state_dir=state_dir, model=model)
+    settings = settings_of(where.side, where.config, state_dir=where.state_dir, model=model)
     if not file.is_file():
         raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
     folder = settings.state_dir / FOLDER
@@ -74,19 +68,18 @@ def warm(
     if not store.save_base():
         raise ConfigError(f"the table cannot be written to {folder}: is there room, and may you write there?")
     if as_json:
-        typer.echo(json.dumps({"dialogues": len(dialogues), "tokens": tokens, "followed": len(store.base)}))
+        write_json({"dialogues": len(dialogues), "tokens": tokens, "followed": len(store.base)})
         return
     typer.echo(f"{len(dialogues)} dialogues, {tokens} tokens: the table knows what follows {len(store.base)} tokens")
 
 
-def list_(side: Side = "cloud", state_dir: StateDir = None, config: Config = None, as_json: Json = False) -> None:
+def list_(where: Where = CLOUD, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
     from paceline.runtime.lookup_tables.store import FOLDER, table_files
 
-    files = table_files(settings_of(side, config, state_dir=state_dir).state_dir / FOLDER)
+    files = table_files(where.settings.state_dir / FOLDER)
     if as_json:
-        rows = [{**each._asdict(), "path": str(each.path)} for each in files]
-        typer.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        write_json([each._asdict() for each in files])
         return
     for each in files:
         typer.echo(
@@ -99,9 +92,7 @@ def erase(
     owners: Annotated[list[str] | None, typer.Argument(help="as `paceline tables list` shows them")] = None,
     every: Annotated[bool, typer.Option("--all", help="those of all owners")] = False,
     base: Annotated[bool, typer.Option("--base", help="the bases")] = False,
-    side: Side = "cloud",
-    state_dir: StateDir = None,
-    config: Config = None,
+    where: Where = CLOUD,
     as_json: Json = False,
 ) -> None:
     """Erase tables, of every vocabulary. Exit code 1 if one of the owners had none on disk.
@@ -112,7 +103,7 @@ def erase(
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
-    folder = settings_of(side, config, state_dir=state_dir).state_dir / FOLDER
+    folder = where.settings.state_dir / FOLDER
     files = table_files(folder)
     for owner in [None] if every else owners or ():
         mark_erased(folder, "" if owner == NO_KEY else owner)
@@ -123,7 +114,7 @@ def erase(
             remove_table(each.path)
             erased[name] = True
     if as_json:
-        typer.echo(json.dumps(erased, indent=2, ensure_ascii=False))
+        write_json(erased)
     else:
         for name, gone in erased.items():
             typer.echo(f"{'erased' if gone else 'not there'}  {name}")
