@@ -35,10 +35,15 @@ from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, Se
 from paceline.engine.loader import choose_device, gpu_uuid
 from paceline.engine.reader.engine import is_reader, load_pointer
 from paceline.errors import ConfigError
-from paceline.model_opening import device_of, further_models, opened_model, sampling_of, served_name
-from paceline.model_opening import open_model as open_model
-from paceline.model_opening import step_limits as step_limits
-from paceline.model_opening import workflow_units as workflow_units
+from paceline.model_opening import (
+    device_of,
+    further_models,
+    opened_model,
+    sampling_of,
+    served_name,
+    step_limits,
+    workflow_units,
+)
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import load_embedder
 from paceline.rag.entities import load_entity_model

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from paceline.bootstrap import open_model
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.fake import FakeEngine
 from paceline.errors import ConfigError
+from paceline.model_opening import open_model
 from paceline.settings import AgentSettings, ServerSettings
 
 

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.bootstrap import open_reranker, workflow_units
+from paceline.bootstrap import open_reranker
 from paceline.core.addresses import is_loopback
 from paceline.core.policy import DocumentFacts
 from paceline.errors import ConfigError
+from paceline.model_opening import workflow_units
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.settings import (
@@ -414,7 +415,7 @@ def test_a_start_tells_what_was_set_and_every_value_can_be_shown_with_its_origin
 
 def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
     """KV memory as rows of blocks, the size of a step, and a device that is not there as a sentence."""
-    from paceline.bootstrap import open_model, step_limits
+    from paceline.model_opening import open_model, step_limits
     from paceline.models import shipped
 
     flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1}

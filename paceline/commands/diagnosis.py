@@ -11,7 +11,6 @@ import json
 import platform
 import socket
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -364,11 +363,11 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         ("system", system),
         ("memory", memory),
         ("embedder", embedder),
-        ("relevance", lambda: relevance(nodes)),
+        ("relevance", partial(relevance, nodes)),
         ("documents", documents),
-        ("demo model", lambda: demo_model(models.READER)),
-        ("demo cloud model", lambda: demo_model(models.CLOUD)),
-        ("demo device model", lambda: demo_model(models.DEVICE)),
+        ("demo model", partial(demo_model, models.READER)),
+        ("demo cloud model", partial(demo_model, models.CLOUD)),
+        ("demo device model", partial(demo_model, models.DEVICE)),
     ]
     for node in nodes:
         subjects += [
@@ -396,8 +395,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
 
 
 def python() -> Found:
-    status: Status = "ok" if sys.version_info >= (3, 11) else "fail"
-    return status, f"paceline {__version__} on Python {platform.python_version()}, {platform.platform(terse=True)}"
+    return "ok", f"paceline {__version__} on Python {platform.python_version()}, {platform.platform(terse=True)}"
 
 
 def packages() -> Found:
@@ -545,7 +543,7 @@ def energy(settings: NodeSettings) -> Found:
 
 def units(settings: NodeSettings) -> Found:
     """List the processing units of workflows. Which of a linked cloud's take part is known once it is linked."""
-    from paceline.bootstrap import workflow_units
+    from paceline.model_opening import workflow_units
 
     found = workflow_units(settings)
     threads = [f"{host.name} ({'+'.join(sorted(host.does))} on {_cores(host.cores)})" for host in found.hosts]

@@ -49,7 +49,7 @@ def warm(
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    from paceline.bootstrap import open_model
+    from paceline.model_opening import open_model
     from paceline.models import shipped
     from paceline.runtime.lookup_tables import warmup as warming
     from paceline.runtime.lookup_tables.store import FOLDER, TableStore

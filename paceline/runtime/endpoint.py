@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ class OutsideEndpoint:
         *,
         find: Finder = find_entities,
         limits: EndpointLimits | None = None,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         """url: what `/chat/completions` is appended to; `/v1` is added to one without a path. find: what is hidden from
         it."""
@@ -79,7 +77,7 @@ class OutsideEndpoint:
         self.on_sent: Callable[[str, int], None] = lambda _kind, _bytes: None  # of the side that asks it
         self._model, self._key = model, key
         self._limits = limits or EndpointLimits()
-        self._transport = httpx.AsyncHTTPTransport(verify=tls or httpx.create_ssl_context(), trust_env=False)
+        self._transport = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False)
 
     async def close(self) -> None:
         await self._transport.aclose()

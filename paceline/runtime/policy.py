@@ -176,19 +176,16 @@ class PolicyGuard:
         self._faulty = False  # something cannot be read or written
         self._pending = defaultdict[Budget, float](float)
         self._saved = 0.0  # s, monotonic
-        self.state: PolicyState | None = None
-        if self.policy:
-            self.state = PolicyState(policing.state_dir, now=policing.now)
-            self._marks = self.state.marks()
-            self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
+        self.state = PolicyState(policing.state_dir if self.policy else None, now=policing.now)
+        self._marks = self.state.marks()
+        self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
 
     def close(self) -> None:
         """Write what is left to write."""
-        if self.state is not None:
-            self._save()
-            self._writer.shutdown()
-            self.state.close()
+        self._save()
+        self._writer.shutdown()
+        self.state.close()
 
     # ---- documents --------------------------------------------------------------------------------------------------
     def readable(
@@ -216,9 +213,7 @@ class PolicyGuard:
             return (peer and bool(levels)) or strict or not all(grant.may_read(document.facts) for grant in grants)
 
         def asked(document: RuledDocument) -> bool:
-            if self.state is None or not document.is_asked_for:
-                return False
-            return self.state.mark(document.identity) not in confirmed
+            return document.is_asked_for and self.state.mark(document.identity) not in confirmed
 
         return Readable(
             store,
@@ -237,8 +232,6 @@ class PolicyGuard:
         return self._strictest(*(HIGHEST[each.rule] for each in rules))
 
     def _confirmed(self) -> frozenset[bytes]:
-        if self.state is None:
-            return frozenset()
         try:
             return self.state.confirmed()
         except PacelineError as error:
@@ -265,7 +258,7 @@ class PolicyGuard:
             )
         readable = self.readable(store, owner)
         known = {} if readable is None else {each.id: each for each in readable.documents() if each.is_asked_for}
-        if self.state is None or document_id not in known:
+        if document_id not in known:
             raise RequestError("There is no such document.", status=404, code="not_found", param="document")
         self.state.confirm(known[document_id])
         return known[document_id].name
@@ -275,7 +268,7 @@ class PolicyGuard:
         """The level of an answer, before anything is read for it. Takes some time: on any thread. Raises RequestError
         for a model that its key may not use."""
         decision = Decision(request.joining.privacy)
-        if self.state is None:
+        if not self.policy:
             return decision
         grants = self._grants_of(request.account.owner, model)
         for grant in grants:
@@ -297,7 +290,7 @@ class PolicyGuard:
         form = request.output.constraint
         beside = (*map(str, request.prompt.template.values()), "" if form is None else form.text)
         said = [str(message["content"]) for message in request.prompt.messages]
-        whole = [marks.get(self._mark(_pair(*pair))) for pair in pairwise(said)]
+        whole = [marks.get(self.state.mark(_pair(*pair))) for pair in pairwise(said)]
         found = [self._quoted(text, marks) for text in (*said, *beside)]
         level = strictest("open", *found, *(each for each in whole if each is not None))
         if level == "answer-private" and self._quoted(query_of(request.prompt.messages), marks) != "open":
@@ -306,12 +299,8 @@ class PolicyGuard:
 
     def _quoted(self, text: str, marks: Mapping[bytes, Privacy]) -> Privacy:
         letters = _LETTERS.sub("", text.casefold())
-        found = {marks.get(self._mark(letters[at : at + PIECE])) for at in range(len(letters) - PIECE + 1)}
+        found = {marks.get(self.state.mark(letters[at : at + PIECE])) for at in range(len(letters) - PIECE + 1)}
         return strictest("open", *(each for each in found if each is not None))
-
-    def _mark(self, text: str) -> bytes:
-        assert self.state is not None, "there is a policy"
-        return self.state.mark(text)
 
     def held_to(self, request: GenerateRequest, decision: Decision) -> GenerateRequest:
         """The request at the level decided: the one place where that is set, which all that follows obeys. Raises
@@ -340,7 +329,7 @@ class PolicyGuard:
     def remember(self, text: str, level: Privacy, said: Sequence[str] = ()) -> None:
         """What goes on from this text is held to this level. said: before it; what the text repeats of that is no sign
         of it, and a short text is known by the last of it."""
-        if self.state is None or level == "open":
+        if level == "open":
             return
         letters, before = (_LETTERS.sub("", each.casefold()) for each in (text, "\0".join(said)))
         pieces = [letters[at : at + PIECE] for at in range(0, len(letters) - PIECE + 1, PIECE)]
@@ -349,7 +338,7 @@ class PolicyGuard:
         new: dict[bytes, Privacy] = {}
         with self._lock:
             for piece in pieces:
-                mark = self._mark(piece)
+                mark = self.state.mark(piece)
                 known = self._marks.pop(mark, "open")
                 self._marks[mark] = strictest(known, level)
                 if known != self._marks[mark]:
@@ -363,7 +352,7 @@ class PolicyGuard:
     def used_up(self) -> Sequence[Budget]:
         """Budgets of which nothing is left today; all, where that cannot be known."""
         budgets = self.policy.budgets
-        if not budgets or self.state is None:
+        if not budgets:
             return ()
         with self._lock:
             self._turn(self.state.day)
@@ -371,8 +360,7 @@ class PolicyGuard:
 
     def left(self) -> dict[Budget, float]:
         with self._lock:
-            if self.state is not None:
-                self._turn(self.state.day)
+            self._turn(self.state.day)
             return {name: max(0.0, most - self._used[name]) for name, most in self.policy.budgets.items()}
 
     def refuse_spent(self) -> None:
@@ -386,7 +374,7 @@ class PolicyGuard:
             )
 
     def spend(self, budget: Budget, amount: float) -> None:
-        if self.state is None or budget not in self.policy.budgets or amount <= 0:
+        if budget not in self.policy.budgets or amount <= 0:
             return
         with self._lock:
             self._turn(self.state.day)
@@ -398,7 +386,7 @@ class PolicyGuard:
 
     def _turn(self, day: str) -> None:
         """Begin a day, under the lock."""
-        if day == self._day or self.state is None:
+        if day == self._day:
             return
         self._flush(self._day)
         self._day, self._used = day, defaultdict[Budget, float](float)
@@ -418,12 +406,9 @@ class PolicyGuard:
             self._later(lambda state: state.take(day, taken))
 
     def _later(self, write: Callable[[PolicyState], None]) -> None:
-        state = self.state
-        assert state is not None, "there is a policy"
-
         def written() -> None:
             try:
-                write(state)
+                write(self.state)
             except PacelineError as error:
                 self._failed(error)
 

@@ -358,7 +358,6 @@ def test_spent_joules_refuse_and_what_cannot_be_kept_counts_as_used_up(tmp_path:
     with pytest.raises(RequestError) as refused:
         guard.refuse_spent()
     assert refused.value.status == 429
-    assert guard.state is not None
     with guard.state._rows.reading() as rows:
         rows.execute("DROP TABLE used")
     guard.spend("bytes", 1.0)

@@ -379,7 +379,7 @@ async def test_a_workflow_at_the_cloud_tells_a_stranger_no_document_with_a_rule_
         async with rig(tmp_path / str(told), policy=policy, at="cloud") as made:
             cloud = made.bench.cloud
             guard = cloud._resources.guard
-            if isinstance(readable := cloud._resources.readable(""), Readable) and guard.state is not None:
+            if isinstance(readable := cloud._resources.readable(""), Readable):
                 guard.state.confirm(*readable.documents())
             _, done = await collect(await cloud.prepare(request))
             assert done.strategy == OUTSIDE
