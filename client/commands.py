@@ -17,8 +17,7 @@ from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
 from .demo import demo
-from .policy import check
-from .status import AsJson, Key, KeyFile, Url, status
+from .status import AsJson, Key, KeyFile, Url, check, status
 
 if TYPE_CHECKING:
     from .conversation import Conversation

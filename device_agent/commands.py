@@ -21,7 +21,7 @@ from .setup import join, setup
 from .stage import EXAMPLE, stage
 
 if TYPE_CHECKING:
-    from paceline.commands.diagnosis import Found
+    from paceline.commands.groups import Found
 
 
 def register(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.groups import devices_group, doctor_checks, group_of
+from paceline.commands.groups import Found, devices_group, doctor_checks, group_of
 from paceline.commands.options import AtServer, Json, opened_database, options, spread, write_json
 from paceline.errors import ConfigError
 from paceline.settings import NodeSettings, ServerSettings
@@ -24,7 +24,6 @@ from paceline.settings_sources import Origins, describe_given
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from paceline.commands.diagnosis import Found
     from paceline.sql import Home
 
     from .devices import Registry

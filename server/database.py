@@ -29,7 +29,7 @@ from .program import FILE as KEY_FILE
 from .program import common_key, server_key
 
 if TYPE_CHECKING:
-    from paceline.commands.diagnosis import Found
+    from paceline.commands.groups import Found
 
 STORES: Final[Mapping[str, int]] = {  # formats that are copied, by file
     keys.STORE: state.VERSION,

@@ -20,23 +20,17 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
+from paceline.commands.groups import Found, NodeChecks, Status
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.system import cores, missing, processor_flags
-
-# ok: as it should be. warn: works, with the drawback that the sentence names. fail: something will not work, and the
-# sentence says what to do.
-Status = Literal["ok", "warn", "fail"]
-Found = tuple[Status, str]
-NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
-"""By name: a check of the settings of one side; None for settings that it is not about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Literal
 
 import typer
 
-if TYPE_CHECKING:
-    from paceline.commands.diagnosis import NodeChecks
+from paceline.settings import NodeSettings
+
+# ok: as it should be. warn: works, with the drawback that the sentence names. fail: something will not work, and the
+# sentence says what to do.
+Status = Literal["ok", "warn", "fail"]
+Found = tuple[Status, str]
+NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
+"""By name: a check of the settings of one side; None for settings that it is not about."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 service        the protocol that the HTTP surface uses
 node           one side of the program, its implementation
 parts          what a node is made of besides its model and documents
-texts          its services for texts that it does not answer
 served_models  several models behind one service
 admission      places of answers, and answers written in stretches
 questions      parts of a question, and whether documents answer them
@@ -11,7 +10,6 @@ policy         what the owner's rules make of a request, and what is kept of the
 reading        what is found out and read of a request
 preparation    from a request to a session that is ready to run
 proof          an answer computed again, and held against what was told
-terms          what holds for an answer once its strategy is chosen
 turnstile      work in turns of its owners
 resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
 sessions       one answer on one side

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+import numpy as np
+
 from paceline.engine.base import ModelInfo, ServedModel
-from paceline.errors import ConfigError, EngineLost, PacelineError, StorageError
+from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError, StorageError
+from paceline.rag.embedder import Embedder
+from paceline.rag.records import Vectors
+from paceline.rag.rerank import CrossEncoder, Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission import AnswerPlaces
@@ -30,11 +36,23 @@ from paceline.runtime.preparation import Preparation
 from paceline.runtime.proof import Prover
 from paceline.runtime.reading import Reading
 from paceline.runtime.resources import Resources
-from paceline.runtime.service import GenerateRequest, Generation, LinkStatus, Load, ModelStatus, Readiness
+from paceline.runtime.service import (
+    EmbedderInfo,
+    Embeddings,
+    GenerateRequest,
+    Generation,
+    LinkStatus,
+    Load,
+    Logprobs,
+    ModelStatus,
+    Readiness,
+    Reranked,
+)
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.texts import NodeTexts
-from paceline.runtime.units import OUTSIDE
-from paceline.runtime.workflows.run import Tools, Workflows
+from paceline.runtime.sessions.output_text import PromptScorer, token_strings
+from paceline.runtime.turnstile import Turnstile
+from paceline.runtime.units import OUTSIDE, PlainWork
+from paceline.runtime.workflows.run import Tools, Workflows, own_reranker
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 
@@ -81,8 +99,53 @@ class Beside:
     alone: Callable[[], str]  # see `Reading`
 
 
-class Node(NodeTexts):
-    """The `Service` of one model; what it does with texts that are not answered is in `NodeTexts`.
+PART_TEXTS = 32
+PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
+MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
+
+
+class TextEmbedder:
+    """Embeds off the event loop one part at a time, because embedders use the cores that the engine needs: owners take
+    turns between two parts, and a cancelled request costs at most the part under way."""
+
+    def __init__(self, embedder: Embedder, work: PlainWork) -> None:
+        self._embedder = embedder
+        self.count = embedder.count  # tokens of a text
+        self._work = work
+        self._turns = Turnstile(1)
+
+    async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
+        """Embed texts. Raises RequestError (400) for a text that is too long, before any is embedded."""
+        tokens: list[int] = []
+        for start in range(0, len(texts), PART_TEXTS):
+            async with self._turns.turn(owner):
+                tokens += await asyncio.to_thread(self._count_tokens, texts[start : start + PART_TEXTS], start)
+        parts: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        for start in range(0, len(texts), PART_TEXTS):
+            async with self._turns.turn(owner):
+                part = texts[start : start + PART_TEXTS]
+                parts.append(await self._work.embed(partial(self._embedder.embed, part), owner))
+        return Embeddings(np.concatenate(parts), sum(tokens))
+
+    def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
+        counts = [self.count(text) for text in texts]
+        for index, count in enumerate(counts, first):
+            if count > MAX_TOKENS:
+                raise RequestError(
+                    f"This model's maximum context length is {MAX_TOKENS} tokens. However, input {index} resulted in "
+                    f"{count} tokens. Please reduce its length.",
+                    code="context_length_exceeded",
+                    param="input",
+                )
+        return counts
+
+
+def _probability(logit: float) -> float:
+    return 1 / (1 + math.exp(-logit)) if logit > 0 else math.exp(logit) / (1 + math.exp(logit))
+
+
+class Node:
+    """The `Service` of one model.
 
     Use as an async context manager on the loop that serves it. Methods belong to that loop's thread.
     """
@@ -129,7 +192,7 @@ class Node(NodeTexts):
         self._tasks: set[asyncio.Task[None]] = set()
         self.library = None if beside is None else beside.library
         self._is_first = beside is None
-        super().__init__(self._resources, tools.reranker)
+        self._init_texts(self._resources, tools.reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -172,6 +235,24 @@ class Node(NodeTexts):
 
     def _is_busy(self) -> bool:
         return bool(self._clients or self._peers.busy or self._preparation.preparing)
+
+    def _init_texts(self, resources: Resources, reranker: Reranker | None) -> None:
+        """reranker: None for the one of the store's own embedder, if it has one."""
+        self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
+        self.find = resources.work.search
+        self._tokenizer = resources.tokenizer
+        self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
+        self._embedder: TextEmbedder | None = None
+        self._info: tuple[EmbedderInfo, ...] = ()
+        self._reranker: Reranker | None = None
+        self._reranking = Turnstile(1)
+        self._work = resources.work
+        if resources.store is None:
+            return
+        embedder = resources.store.embedder
+        self._embedder = TextEmbedder(embedder, resources.work)
+        self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
+        self._reranker = reranker or own_reranker(resources.store)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
@@ -229,6 +310,52 @@ class Node(NodeTexts):
         """Why the engine cannot be used any more; None while it can."""
         return self.worker.fault
 
+    # ---- texts that are not answered ---------------------------------------------------------------------------------
+    async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+        return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
+
+    async def token_bytes(self, tokens: Sequence[int], model: str = "") -> tuple[bytes, ...]:  # noqa: ARG002
+        return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
+
+    async def score(
+        self,
+        prompt: Sequence[int],
+        top: int,
+        model: str = "",  # noqa: ARG002
+        owner: str = "",
+    ) -> Sequence[Logprobs]:
+        return await self._scorer.score(prompt, top, owner)
+
+    def embedders(self) -> Sequence[EmbedderInfo]:
+        return self._info
+
+    async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
+        if self._embedder is None:
+            raise RequestError("This side keeps no documents and has no embedder.", status=404, param="model")
+        return await self._embedder.embed(texts, owner)
+
+    def rerankers(self) -> Sequence[str]:
+        return () if self._reranker is None else (self._reranker.name,)
+
+    async def rerank(self, query: str, passages: Sequence[str], owner: str) -> Reranked:
+        """Scores one part at a time, as `TextEmbedder` does."""
+        if self._reranker is None or self._embedder is None:
+            raise RequestError("This side has no reranker: set one in [tuning].", status=404, param="model")
+        scores: list[float] = []
+        for start in range(0, len(passages), PART_PASSAGES):
+            part = passages[start : start + PART_PASSAGES]
+            async with self._reranking.turn(owner):
+                scores += map(float, await self._work.rerank(partial(self._reranker.score, query, part), owner))
+        if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
+            scores = [_probability(score) for score in scores]
+        count = self._embedder.count
+        tokens = await asyncio.to_thread(lambda: sum(map(count, [query, *passages])))
+        return Reranked(tuple(scores), tokens)
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
     async def prepare(self, request: GenerateRequest) -> Generation:
         writer = self.outside if request.strategy.name == OUTSIDE else None
         if request.sources.workflow is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from client.timeline import BINS, timeline_lines
+from client.dialogue import BINS, timeline_lines
 
 MOMENTS = [
     {"ms": 0, "side": "device", "kind": "search", "number": 2, "took_ms": 5},

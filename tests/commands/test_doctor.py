@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.commands import diagnosis
+from paceline.commands.groups import Found
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
@@ -83,7 +84,7 @@ def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> 
 
 
 def test_what_raises_has_failed_with_its_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> diagnosis.Found:
+    def broken() -> Found:
         raise ConfigError("no memory at all")
 
     monkeypatch.setattr(diagnosis, "memory", broken)
@@ -93,7 +94,7 @@ def test_what_raises_has_failed_with_its_sentence(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_program_adds_checks_of_its_own_settings() -> None:
-    def of_a_device(settings: NodeSettings) -> Callable[[], diagnosis.Found] | None:
+    def of_a_device(settings: NodeSettings) -> Callable[[], Found] | None:
         return partial(tuple, ("warn", settings.side)) if settings.side == "device" else None
 
     found = [check for check in diagnosis.run(nodes(), {"own": of_a_device}) if check.name == "own"]

@@ -159,7 +159,6 @@ SMALL = 80
 APART = {
     "paceline.api.passages": "an endpoint: the application is what imports endpoints",
     "paceline.api.status": "an endpoint",
-    "client.policy": "a command, which imports nothing heavy",
     "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
 }
 

@@ -14,7 +14,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Vectors
 from paceline.runtime import admission
 from paceline.runtime import peers as peers_module
-from paceline.runtime.texts import PART_TEXTS, TextEmbedder
+from paceline.runtime.node import PART_TEXTS, TextEmbedder
 from paceline.runtime.units import PlainWork, UnitRegistry
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
