@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -284,20 +284,6 @@ def _slot(word: str) -> int:
 _WORD = re.compile(r"\w+")
 
 
-class _SentenceTransformer(Protocol):
-    """The part of sentence_transformers.SentenceTransformer used here."""
-
-    def encode(self, sentences: list[str], *, normalize_embeddings: bool, show_progress_bar: bool) -> Vectors: ...
-
-    def tokenize(self, texts: list[str]) -> dict[str, NDArray[np.int64]]: ...
-
-    def get_max_seq_length(self) -> int | None: ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
-    def modules(self) -> Iterator[object]: ...
-
-
 def _is_out_of_reach(name: str) -> bool:
     """True if the hub cannot be asked for the model now: then what is on this machine must do, in whichever cache the
     package finds it; told to look there alone, it does not ask for a minute before it gives up."""
@@ -325,13 +311,12 @@ class SentenceTransformerEmbedder:
                 f"or use {DEFAULT!r}, which needs no download."
             ) from error
         try:
-            model = package.SentenceTransformer(
+            self._model: Any = package.SentenceTransformer(
                 name,
                 trust_remote_code=False,
                 local_files_only=Path(name).is_dir() or _is_out_of_reach(name),
                 model_kwargs={"use_safetensors": True},
             )
-            self._model = cast(_SentenceTransformer, model)
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"The embedder {name!r} could not be loaded ({error}). Give {DEFAULT!r}, 'hash', a folder, or the name "

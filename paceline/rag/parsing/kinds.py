@@ -36,43 +36,27 @@ class Limits:
         return replace(self, cpu_s=min(self.cpu_s, _BASE_CPU_S + _CPU_S_PER_MIB * num_bytes // 2**20))
 
 
-_CODE = (
-    "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js jsx "
-    "kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte "
-    "swift tcl tex tf toml ts tsx vb vue xml yaml yml zig zsh"
-)
-SUFFIXES: Mapping[str, Kind] = {
-    ".txt": "text",
-    ".rst": "text",
-    ".adoc": "text",
-    ".log": "log",
-    ".md": "markdown",
-    ".markdown": "markdown",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".html": "html",
-    ".htm": "html",
-    ".xhtml": "html",
-    ".pdf": "pdf",
-    ".json": "json",
-    ".jsonl": "json",
-    ".docx": "docx",
-    ".docm": "docx",
-    ".pptx": "pptx",
-    ".pptm": "pptx",
-    ".ppsx": "pptx",
-    ".epub": "epub",
-    ".xlsx": "xlsx",
-    ".xlsm": "xlsx",
-    ".xlsb": "xlsx",
-    ".xls": "xlsx",
-    ".ods": "xlsx",
-    ".odt": "odt",
-    ".rtf": "rtf",
-    ".eml": "eml",
-    ".ipynb": "ipynb",
-    **dict.fromkeys((f".{suffix}" for suffix in _CODE.split()), "code"),
+_ENDS: Mapping[Kind, str] = {  # of files' names
+    "text": "txt rst adoc",
+    "markdown": "md markdown",
+    "code": "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js "
+    "jsx kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte swift tcl "
+    "tex tf toml ts tsx vb vue xml yaml yml zig zsh",
+    "log": "log",
+    "csv": "csv tsv",
+    "json": "json jsonl",
+    "html": "html htm xhtml",
+    "pdf": "pdf",
+    "docx": "docx docm",
+    "pptx": "pptx pptm ppsx",
+    "epub": "epub",
+    "xlsx": "xlsx xlsm xlsb xls ods",
+    "odt": "odt",
+    "rtf": "rtf",
+    "eml": "eml",
+    "ipynb": "ipynb",
 }
+SUFFIXES: Mapping[str, Kind] = {f".{end}": kind for kind, ends in _ENDS.items() for end in ends.split()}
 NAMED_KINDS = (  # for people
     "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB or source code"
 )

@@ -50,18 +50,14 @@ def member(archive: ZipFile, name: str) -> bytes:
 
 # ---- kinds ----------------------------------------------------------------------------------------------------------
 _ZIP = b"PK\x03\x04"
-_OTHERS: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG", "is an image; recognise its text first and save that as PDF or text"),
-    (b"\xff\xd8\xff", "is an image; recognise its text first and save that as PDF or text"),
-    (b"GIF8", "is an image; recognise its text first and save that as PDF or text"),
-    (b"\x1f\x8b", "is compressed; unpack it and give the files in it"),
-    (b"BZh", "is compressed; unpack it and give the files in it"),
-    (b"\xfd7zXZ", "is compressed; unpack it and give the files in it"),
-    (b"7z\xbc\xaf", "is an archive; unpack it and give the files in it"),
-    (b"%!PS", "is a PostScript file; save it as PDF"),
-    (b"\x7fELF", "is a program; only documents can be read"),
-    (b"SQLite format 3\0", "is a database; export it as CSV"),
-)
+_OTHERS: Mapping[str, tuple[bytes, ...]] = {  # by what is said of them
+    "is an image; recognise its text first and save that as PDF or text": (b"\x89PNG", b"\xff\xd8\xff", b"GIF8"),
+    "is compressed; unpack it and give the files in it": (b"\x1f\x8b", b"BZh", b"\xfd7zXZ"),
+    "is an archive; unpack it and give the files in it": (b"7z\xbc\xaf",),
+    "is a PostScript file; save it as PDF": (b"%!PS",),
+    "is a program; only documents can be read": (b"\x7fELF",),
+    "is a database; export it as CSV": (b"SQLite format 3\0",),
+}
 _OLD_OFFICE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _PROTECTED = "EncryptedPackage".encode("utf-16-le")  # the name of what a protected file of today holds
 _TEXT_OR_SLIDES = ("WordDocument".encode("utf-16-le"), "PowerPoint Document".encode("utf-16-le"))
@@ -84,8 +80,8 @@ def kind_by_content(data: bytes, claimed: Kind | None) -> Kind:
         return _kind_of_old_office(data)
     if data.startswith(b"{\\rtf"):
         return "rtf"
-    for mark, advice in _OTHERS:
-        if data.startswith(mark):
+    for advice, marks in _OTHERS.items():
+        if data.startswith(marks):
             raise UnreadableError(advice)
     is_html = data[:256].lstrip().lower().startswith((b"<!doctype html", b"<html"))
     if claimed == "xlsx" and is_html:  # what many programs call a spreadsheet
