@@ -73,8 +73,12 @@ class AutomatonAlone(VariedDrafter):
     """Draft the chain after the longest suffix that occurred before: four tokens per matched token."""
 
     def draft(self, budget: int, position: int) -> DraftTree:  # noqa: ARG002  # interface of `TreeDrafter`
-        match = self._automaton.match
-        return _chain(self._automaton.chain(match, min(budget, MAX_AUTOMATON, 4 * match.length)))
+        automaton, match, tokens = self._automaton, self._automaton.match, list[int]()
+        most = min(budget, MAX_AUTOMATON, 4 * match.length)
+        while len(tokens) < most and (found := automaton.continuations(match)):
+            tokens.append(found[0][0])
+            match = automaton.advance(match, found[0][0])
+        return _chain(tokens)
 
 
 class Recycling(VariedDrafter):

@@ -241,8 +241,10 @@ class VariedDrafter(NgramDrafter):
         if self._options.blend:
             super().learn(token, dist, before=before, accepted=accepted)
         elif head := dist.top(NUM_SUCCESSORS):
-            ids, probs = zip(*head, strict=True)
-            self._table.record(token, ids, probs, overwrite=accepted)
+            row = dict(head)
+            if not accepted:  # DIAA's add and replacement
+                row |= {old: prob for old, prob in zip(*self._table.successors(token), strict=True) if old not in row}
+            self._table.record(token, list(row), list(row.values()))
 
     def draft(self, budget: int, position: int) -> DraftTree:
         self._update()

@@ -51,38 +51,48 @@ class Coins:
 
     def draw(self, position: int, dist: Dist, purpose: Purpose) -> int:
         """A token of this distribution, by its inverse distribution function over ascending ids."""
-        return int(dist.ids[_inverse(dist.probs, uniform(self.seed, position, purpose))])
+        return drawn(dist, uniform(self.seed, position, purpose))
 
     def recover(self, position: int, draft_dist: Dist, target_dist: Dist) -> int:
         """A token of the residual distribution, max(target - draft, 0) renormalised, for a rejected draft."""
-        ids = np.union1d(draft_dist.ids, target_dist.ids)
-        draft, target = _over(ids, draft_dist), _over(ids, target_dist)
-        residual = np.maximum(target - draft, 0.0)
-        if not residual.sum() > 0.0:  # equal up to rounding, where a rejection has probability 0 up to rounding
-            residual = target
-        return int(ids[_inverse(residual, uniform(self.seed, position, "recover"))])
+        target = renormalised(target_dist)
+        residual = excess(target, renormalised(draft_dist))
+        # Equal up to rounding, where a rejection has probability 0 up to rounding, they leave nothing.
+        return self.draw(position, residual if residual.probs.any() else target, "recover")
 
 
 def prob_of(dist: Dist, token: int) -> float:
     """Probability of a token, with the mass that the distribution keeps as the whole."""
-    index = dist.index(token)
-    return 0.0 if index is None else float(dist.probs[index]) / float(dist.probs.sum())
+    found = dist.prob(token)
+    return found / float(dist.probs.sum()) if found else 0.0
 
 
-def _over(ids: np.ndarray, dist: Dist) -> ProbArray:
-    """Renormalised, over these ids, which hold the distribution's own."""
-    probs = np.zeros(len(ids))
-    probs[np.searchsorted(ids, dist.ids)] = dist.probs / dist.probs.sum()
-    return probs
+def renormalised(dist: Dist) -> Dist:
+    """The distribution scaled to sum to 1 without its tail. Raises ValueError if no id has a probability above 0."""
+    total = float(dist.probs.sum())
+    if not total > 0.0:
+        raise ValueError("a distribution without any token")
+    return Dist(dist.ids, dist.probs / total)
 
 
-def _inverse(probs: ProbArray, u: float) -> int:
-    """Index of the outcome that holds the share `u` of the mass, never one without mass. Raises ValueError without
-    any."""
-    sums = np.cumsum(probs)
+def excess(more: Dist, less: Dist) -> Dist:
+    """The residual (more - less)_+ on the ids of `more`, not normalised; all zeros if the two are equal."""
+    places = np.searchsorted(less.ids, more.ids)
+    inside = places < len(less.ids)
+    inside[inside] = less.ids[places[inside]] == more.ids[inside]
+    probs: ProbArray = more.probs.copy()
+    probs[inside] -= less.probs[places[inside]]
+    return Dist(more.ids, np.maximum(probs, 0.0))
+
+
+def drawn(dist: Dist, u: float) -> int:
+    """The token that holds the share `u` of the mass, in the order of ids, never one without mass. Raises ValueError
+    without any. u: in (0, 1)."""
+    sums = np.cumsum(dist.probs)
     if len(sums) == 0 or not sums[-1] > 0.0:
         raise ValueError("no token has a probability above 0")
-    return int(np.searchsorted(sums, u * sums[-1], side="right").clip(max=int(np.flatnonzero(probs)[-1])))
+    at = int(np.searchsorted(sums, u * sums[-1], side="right"))
+    return int(dist.ids[min(at, int(np.flatnonzero(dist.probs)[-1]))])
 
 
 # The distribution that a draft is drawn from, on a grid that few bytes carry exactly.

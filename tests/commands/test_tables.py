@@ -32,7 +32,7 @@ def test_a_warmed_table_is_listed_used_and_erased(state: Path) -> None:
     tokenizer = load_model("fake").tokenizer
     store = TableStore(state / FOLDER, tokenizer.fingerprint, tokenizer.vocab_size)
     assert len(store.base) > 5
-    store.table("phone").record(1, [2], [0.5], overwrite=True)
+    store.table("phone").record(1, [2], [0.5])
     store.save()
     listed = json.loads(tables(state, "list", "--json").stdout)
     assert [(each["kind"], each["owner"]) for each in listed] == [("base", ""), ("owner", "phone")]
@@ -48,7 +48,7 @@ def test_all_owners_are_erased_and_the_base_stays(state: Path) -> None:
     store = TableStore(state / FOLDER, "words", 10)
     for table in (store.base, store.table("anna"), store.table("ben")):
         assert isinstance(table, LookupTable)
-        table.record(1, [2], [0.5], overwrite=True)
+        table.record(1, [2], [0.5])
     assert store.save() == 2 and store.save_base()
     assert set(json.loads(tables(state, "erase", "--all", "--json").stdout)) == {"anna", "ben"}
     assert [each["kind"] for each in json.loads(tables(state, "list", "--json").stdout)] == ["base"]
@@ -58,7 +58,7 @@ def test_the_table_of_requests_without_a_key_has_a_name_of_its_own(state: Path) 
     store = TableStore(state / FOLDER, "words", 10)
     for table in (store.base, store.table("")):
         assert isinstance(table, LookupTable)
-        table.record(1, [2], [0.5], overwrite=True)
+        table.record(1, [2], [0.5])
     assert store.save() == 1 and store.save_base()
     assert [line.split("  ")[0] for line in tables(state, "list").stdout.splitlines()] == ["(base)", "(no key)"]
     assert tables(state, "erase", "(base)").exit_code == 1

@@ -156,7 +156,7 @@ def teaching(monkeypatch: pytest.MonkeyPatch) -> None:
     def taught(*arguments: Any, **more: Any) -> DraftingMeans:
         made = means(*arguments, **more)
         assert made.table is not None
-        made.table.record(1, [2], [0.5], overwrite=True)
+        made.table.record(1, [2], [0.5])
         return made
 
     monkeypatch.setattr(Resources, "means", taught)
@@ -203,7 +203,7 @@ async def test_a_device_drafts_for_the_cloud_without_its_owner_s_earlier_answers
     monkeypatch.setattr(Resources, "means", taken)
     async with pair(tmp_path, fake) as linked:
         owned = linked.nodes["device"]._resources.table("ann")
-        owned.record(1, [2], [0.5], overwrite=True)
+        owned.record(1, [2], [0.5])
         assert owned.texts is not None
         owned.texts.add([3, 4, 5, 6])
         for strategy in ("lookup_tree", "draft_verify"):
@@ -248,14 +248,14 @@ async def test_a_table_that_an_answer_uses_is_empty_after_a_removal_and_ends_wit
     async with pair(tmp_path, fake) as linked:
         resources = linked.nodes["device"]._resources
         used = resources.table("ann", "documents", 0)
-        used.record(1, [2], [0.5], overwrite=True)
+        used.record(1, [2], [0.5])
         assert resources.table("ann", "documents", 0) is used and resources.table("bert", "documents", 0) is not used
         resources.forget_removed(1)
         assert not len(used) and used.successors(1) == ([], [])
-        used.record(1, [2], [0.5], overwrite=True)
+        used.record(1, [2], [0.5])
         assert resources.table("ann", "documents", 1).successors(1) == ([], [])
         late = resources.table("ann", "documents", 0)  # its search began before the removal
-        late.record(1, [2], [0.5], overwrite=True)
+        late.record(1, [2], [0.5])
         assert resources.table("ann", "documents", 1).successors(1) == ([], [])
         assert resources.table("ann").successors(1) == ([], [])
 
@@ -267,7 +267,7 @@ async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Pat
         model = LoadedModel(fake("cloud"), tokenizer)
         async with asyncio.timeout(60), Node("cloud", model, store, NodeParts(kept=Kept(tables=tables))) as node:
             resources = node._resources
-            resources.table("ann").record(1, [2], [0.5], overwrite=True)
+            resources.table("ann").record(1, [2], [0.5])
             over = resources.table("ann", "documents", 0)
             assert over.successors(1) == ([2], [0.5]), "read where documents taught nothing"
             over.blend(1, [3], [1.0], 0.5)

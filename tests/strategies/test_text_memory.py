@@ -90,7 +90,7 @@ def test_what_is_oldest_is_forgotten_and_cursors_begin_anew() -> None:
 @pytest.mark.parametrize("texts", [np.array([1.5]), np.array([[1]], np.int32), np.array([VOCAB], np.int32)])
 def test_damaged_texts_are_refused_and_change_nothing(texts: np.ndarray) -> None:
     table = LookupTable(VOCAB)
-    table.record(3, [5], [0.5], overwrite=True)
+    table.record(3, [5], [0.5])
     saved = table.arrays()
     fresh = LookupTable(VOCAB)
     with pytest.raises(ValueError, match="text"):

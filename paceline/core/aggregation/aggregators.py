@@ -20,6 +20,7 @@ from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, gumbel, quantize, uniform
 from paceline.core.sampling.sampler import RowHead, SamplingParams, best_margin, filter_top, sample, top_by_score
 from paceline.core.side import SIDES, Side, other
+from paceline.core.verification import drawn, excess, renormalised
 
 # A side's own distribution after one prefix: the head that an engine hands over, and the whole on demand.
 
@@ -469,7 +470,7 @@ class Dragon(Aggregator):
 
     def _draft(self, side: Side, dist: Dist, position: int) -> int:
         """The draft of that side, which both sides can compute from its distribution."""
-        return _draw(renormalised(dist), uniform(self._sampling.seed, position, f"paper draft {side}"))
+        return drawn(renormalised(dist), uniform(self._sampling.seed, position, f"paper draft {side}"))
 
     def _verify(
         self, side: Side, token: int, dists: Mapping[Side, Dist], weights: Mapping[Side, float], position: int
@@ -483,33 +484,7 @@ class Dragon(Aggregator):
         residual = excess(dists[peer], dists[side])
         if not residual.probs.any():
             return token  # the distributions are equal up to rounding
-        return _draw(residual, uniform(seed, position, f"paper recover {side}"))
-
-
-def renormalised(dist: Dist) -> Dist:
-    """The distribution scaled to sum to 1 without its tail. Raises ValueError if no id has a probability above 0."""
-    total = float(dist.probs.sum())
-    if not total > 0.0:
-        raise ValueError("a distribution without any token")
-    return Dist(dist.ids, dist.probs / total)
-
-
-def excess(more: Dist, less: Dist) -> Dist:
-    """The residual (more - less)_+ on the ids of `more`, not normalised; all zeros if the two are equal."""
-    places = np.searchsorted(less.ids, more.ids)
-    inside = places < len(less.ids)
-    inside[inside] = less.ids[places[inside]] == more.ids[inside]
-    probs: ProbArray = more.probs.copy()
-    probs[inside] -= less.probs[places[inside]]
-    return Dist(more.ids, np.maximum(probs, 0.0))
-
-
-def _draw(dist: Dist, u: float) -> int:
-    """Draw by inversion, in the order of ids. dist: mass above 0, not necessarily normalised. u: in (0, 1)."""
-    places = np.flatnonzero(dist.probs > 0.0)
-    reached = np.cumsum(dist.probs[places])
-    at = int(np.searchsorted(reached, u * reached[-1], side="right"))
-    return int(dist.ids[places[min(at, len(places) - 1)]])
+        return drawn(residual, uniform(seed, position, f"paper recover {side}"))
 
 
 def make_aggregator(

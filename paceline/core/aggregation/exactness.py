@@ -27,22 +27,6 @@ _TOLERANCE = 1e-12  # relative error of sums over a vocabulary's probabilities
 Ranking = Literal["probability", "score"]
 
 
-def greedy_is_exact(exact: Dist, truncated: Dist, *, weight: float, rounding: float = 0.0) -> bool:
-    """True if the argmax of the mixture of the two is certainly that of the mixture with the whole row.
-
-    exact: dense, without a tail. weight: of `truncated`; `exact` has the rest.
-    """
-    if _is_trivially_exact(exact, truncated, weight, rounding):
-        return True
-    bounds = _bounds(exact, truncated, _min_prob(truncated), weight, rounding)
-    if bounds is None:
-        return False
-    best = int(np.argmax(bounds.lower))
-    above = bounds.upper >= bounds.lower[best] * (1.0 - _TOLERANCE)
-    above[best] = False
-    return not above.any()
-
-
 def sample_is_exact(
     exact: Dist,
     truncated: Dist,
@@ -53,29 +37,30 @@ def sample_is_exact(
     rounding: float = 0.0,
     ranking: Ranking = "probability",
 ) -> bool:
-    """True if `sample(filter_top(mixture))` of the two is certainly that of the whole row. At any temperature.
+    """True if `sample(filter_top(mixture))` of the two is certainly that of the mixture with the whole row.
 
-    ranking: of the ids in `truncated`: the most probable, or the first of `top_by_score` at this position.
+    exact: dense, without a tail. weight: of `truncated`; `exact` has the rest. ranking: of the ids in `truncated`: the
+    most probable, or, at a temperature above 0, the first of `top_by_score` at this position.
     """
-    if params.temperature == 0.0:
-        return greedy_is_exact(exact, truncated, weight=weight, rounding=rounding)
     if _is_trivially_exact(exact, truncated, weight, rounding):
         return True
-    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
+    greedy = params.temperature == 0.0
+    if not greedy and params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
         return _sample_is_exact_unfiltered(exact, truncated, params, position, weight, rounding, ranking)
     caps: float | ProbArray = _min_prob(truncated)
-    if ranking == "score":
+    if ranking == "score" and not greedy:
         caps = np.exp(_min_score(truncated, params, position) - gumbel(params.seed, position, exact.ids)) * (
             1.0 + _TOLERANCE
         )
     bounds = _bounds(exact, truncated, caps, weight, rounding)
-    if bounds is None:
+    if bounds is None or not (bounds.lower > 0.0).any():
         return False
-    if not (bounds.lower > 0.0).any():
-        return False
+    if greedy:
+        best = int(np.argmax(bounds.lower))
+        return int(np.count_nonzero(bounds.upper >= bounds.lower[best] * (1.0 - _TOLERANCE))) == 1
     mixed = Dist(exact.ids, bounds.lower, bounds.missing)
     token = sample(filter_top(mixed, params), params, position)
-    if bounds.lower[token] <= 0.0 or not bounds.surely_kept(token, params):
+    if not bounds.surely_kept(token, params):
         return False
     chosen = mixed.ids[token : token + 1]
     score = float(np.log(bounds.lower[token]) + gumbel(params.seed, position, chosen)[0]) - _TOLERANCE
@@ -151,46 +136,52 @@ def _is_trivially_exact(exact: Dist, truncated: Dist, weight: float, rounding: f
     return weight <= 0.0 or (whole and rounding == 0.0 and truncated.tail <= 0.0 and exact.tail <= 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Bounds:
-    """Bounds of the mixture's probabilities, and the mass that cannot be assigned to ids."""
+    """Bounds of the mixture's probabilities: of some ids, and of all others."""
 
-    lower: ProbArray  # (vocab,)
-    upper: ProbArray  # (vocab,)
-    missing: float
+    lower: ProbArray  # (ids,)
+    upper: ProbArray  # (ids,)
+    missing: float  # mass that is not in `lower`
+    max_prob: float = 0.0  # of any other id; 0: there are none
+    error: float = 2.0 * _TOLERANCE  # of sums
 
-    def surely_kept(self, token: int, params: SamplingParams) -> bool:
-        """True if top-k, top-p and min-p keep the token for all probabilities within the bounds."""
-        uses_k, uses_p = 0 < params.top_k < len(self.lower), params.top_p < 1.0
-        if uses_k or uses_p:
-            before = self.upper >= self.lower[token] * (1.0 - _TOLERANCE)
-            before[token] = False
-            if uses_k and np.count_nonzero(before) >= params.top_k:
-                return False
-            mass = min(float(self.upper[before].sum()), float(self.lower[before].sum()) + self.missing)
-            share = params.top_p * (self._top_mass(params.top_k)[0] if uses_k else 1.0)
-            if uses_p and mass >= share * (1.0 - _TOLERANCE) - _TOLERANCE:
-                return False
-        floor = params.min_p * float(self.upper.max()) * (1.0 + _TOLERANCE)
-        return params.min_p <= 0.0 or float(self.lower[token]) >= floor
-
-    def surely_dropped(self, token: int, params: SamplingParams) -> bool:
-        """True if top-k, top-p or min-p drops the token for all probabilities within the bounds."""
-        uses_k, uses_p = 0 < params.top_k < len(self.lower), params.top_p < 1.0
-        if float(self.upper[token]) < params.min_p * float(self.lower.max()) * (1.0 - _TOLERANCE):
-            return True
-        if not uses_k and not uses_p:
+    def surely_kept(self, at: int, params: SamplingParams) -> bool:
+        """True if top-k, top-p and min-p keep this id for all probabilities within the bounds."""
+        least = float(self.lower[at])
+        if not least > 0.0:
             return False
-        before = self.lower > self.upper[token] * (1.0 + _TOLERANCE)
-        if uses_k and np.count_nonzero(before) >= params.top_k:
+        before = self.upper >= least * (1.0 - _TOLERANCE)
+        before[at] = False
+        count, mass = int(np.count_nonzero(before)), float(self.lower[before].sum()) + self.missing + self.error
+        if self.max_prob >= least:  # others may come before it too
+            count += int(self.missing / least)
+        else:
+            mass = min(mass, float(self.upper[before].sum()))
+        if params.top_k > 0 and count >= params.top_k:
+            return False
+        if params.top_p < 1.0 and mass >= params.top_p * (self._top_mass(params.top_k)[0] - self.error):
+            return False
+        largest = max(float(self.upper.max()), self.max_prob)
+        return params.min_p <= 0.0 or least >= params.min_p * largest * (1.0 + _TOLERANCE)
+
+    def surely_dropped(self, at: int, params: SamplingParams) -> bool:
+        """True if top-k, top-p or min-p drops this id for all probabilities within the bounds."""
+        most = float(self.upper[at])
+        if most < params.min_p * float(self.lower.max()) * (1.0 - _TOLERANCE):
             return True
-        share = params.top_p * (self._top_mass(params.top_k)[1] if uses_k else 1.0)
-        return uses_p and float(self.lower[before].sum()) >= share * (1.0 + _TOLERANCE) + _TOLERANCE
+        before = self.lower > most * (1.0 + _TOLERANCE)
+        if params.top_k > 0 and int(np.count_nonzero(before)) >= params.top_k:
+            return True
+        share = params.top_p * (self._top_mass(params.top_k)[1] + self.error)
+        return params.top_p < 1.0 and float(self.lower[before].sum()) >= share
 
     def _top_mass(self, k: int) -> tuple[float, float]:
-        """Lower and upper bound for the mass of the k most probable ids."""
+        """Lower and upper bound for the mass of the k most probable ids; of all for k 0."""
+        if k == 0 or (k >= len(self.lower) and not self.max_prob):
+            return 1.0, 1.0
         lower = float(self.lower[best_indices(self.lower, k)].sum())
-        upper = float(self.upper[best_indices(self.upper, k)].sum())
+        upper = float(self.upper[best_indices(self.upper, k)].sum()) + k * self.max_prob
         return lower, min(upper, lower + self.missing, 1.0 + _TOLERANCE)
 
 
@@ -260,11 +251,12 @@ def settled_token(
     rest = (1.0 - weight) * math.exp(ours.max_score) + weight * math.exp(peer.max_score)
     with np.errstate(divide="ignore"):
         low, high = np.log(lower) + noise, np.log(upper) + noise
-    bounds = _HeadBounds(
+    bounds = _Bounds(
         lower,
         upper,
         missing=(1.0 - weight) * ours.tail + weight * peer.tail,
         max_prob=(1.0 - weight) * ours.max_prob + weight * peer.max_prob,
+        error=HEAD_ERROR,
     )
     best = _first_kept(bounds, high, params)
     if best is None or not low[best] > math.log(max(rest, 1e-300)):
@@ -275,7 +267,7 @@ def settled_token(
     return int(ids[best])
 
 
-def _first_kept(bounds: _HeadBounds, high: ProbArray, params: SamplingParams) -> int | None:
+def _first_kept(bounds: _Bounds, high: ProbArray, params: SamplingParams) -> int | None:
     """The id with the best score of those that are not surely dropped, if it is surely kept."""
     for candidate in np.argsort(-high, kind="stable").tolist():
         if bounds.surely_kept(candidate, params):
@@ -283,51 +275,6 @@ def _first_kept(bounds: _HeadBounds, high: ProbArray, params: SamplingParams) ->
         if not bounds.surely_dropped(candidate, params):
             return None
     return None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _HeadBounds:
-    """Bounds of the mixture's probabilities: of the ids in either head, and of all others."""
-
-    lower: ProbArray  # (ids,)
-    upper: ProbArray  # (ids,)
-    missing: float  # mass that is not in `lower`
-    max_prob: float  # of an id in neither head
-
-    def surely_kept(self, at: int, params: SamplingParams) -> bool:
-        """True if top-k, top-p and min-p keep this id for all rows within the bounds."""
-        least = float(self.lower[at])
-        if not least > 0.0:
-            return False
-        before = self.upper >= least
-        before[at] = False
-        count, mass = int(np.count_nonzero(before)), float(self.upper[before].sum())
-        if self.max_prob >= least:  # ids in neither head may come before it too
-            count += int(self.missing / least)
-            mass = min(mass, float(self.lower[before].sum())) + self.missing
-        if params.top_k > 0 and count >= params.top_k:
-            return False
-        if params.top_p < 1.0 and mass >= params.top_p * (self._top_mass(params.top_k)[0] - HEAD_ERROR):
-            return False
-        return params.min_p <= 0.0 or least >= params.min_p * max(float(self.upper.max()), self.max_prob)
-
-    def surely_dropped(self, at: int, params: SamplingParams) -> bool:
-        """True if top-k, top-p or min-p drops this id for all rows within the bounds."""
-        most = float(self.upper[at])
-        if most < params.min_p * float(self.lower.max()):
-            return True
-        before = self.lower > most
-        if params.top_k > 0 and int(np.count_nonzero(before)) >= params.top_k:
-            return True
-        share = params.top_p * (self._top_mass(params.top_k)[1] + HEAD_ERROR)
-        return params.top_p < 1.0 and float(self.lower[before].sum()) >= share
-
-    def _top_mass(self, k: int) -> tuple[float, float]:
-        """Lower and upper bound for the mass of the k most probable ids; of all for k 0."""
-        if k == 0:
-            return 1.0, 1.0
-        least = float(np.sort(self.lower)[-k:].sum())
-        return least, min(float(np.sort(self.upper)[-k:].sum()) + k * self.max_prob, least + self.missing, 1.0)
 
 
 def _own_side(own: RowHead, ids: IdArray, noise: ProbArray) -> _Side:

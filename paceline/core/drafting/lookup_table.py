@@ -142,18 +142,10 @@ class LookupTable:
             return ids[:known], probs[:known]
         return ids, probs
 
-    def record(self, token: int, ids: Sequence[int], probs: Sequence[float], *, overwrite: bool) -> None:
+    def record(self, token: int, ids: Sequence[int], probs: Sequence[float]) -> None:
         """Write the head of the target's distribution after `token`: distinct ids and their probabilities, in any
-        order.
-
-        overwrite: replace the row. Otherwise existing ids get their new probability, new ones are added, and the least
-        probable beyond `NUM_SUCCESSORS` are dropped (DIAA's add and replacement; of equals the older id is dropped).
-        """
-        known = dict(zip(ids, probs, strict=True))
-        if not overwrite:
-            for old, prob in zip(*self.successors(token), strict=True):
-                known.setdefault(old, prob)
-        best = sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS]
+        order, of which the `NUM_SUCCESSORS` most probable are kept."""
+        best = sorted(zip(ids, probs, strict=True), key=lambda item: -item[1])[:NUM_SUCCESSORS]
         row = [entry for entry in best if entry[1] >= _MIN_PROB]
         empty = NUM_SUCCESSORS - len(row)
         new_ids = [entry[0] for entry in row] + [-1] * empty
@@ -170,12 +162,12 @@ class LookupTable:
         """
         old_ids, old_probs = self.successors(token)
         if not old_ids:
-            self.record(token, ids, probs, overwrite=True)
+            self.record(token, ids, probs)
             return
         mean = {old: prob * (1.0 - weight) for old, prob in zip(old_ids, old_probs, strict=True)}
         for new, prob in zip(ids, probs, strict=True):
             mean[new] = mean.get(new, 0.0) + prob * weight
-        self.record(token, list(mean), list(mean.values()), overwrite=True)
+        self.record(token, list(mean), list(mean.values()))
 
     def harvest(self, tokens: NDArray[np.integer], ids: NDArray[np.integer], probs: NDArray[np.floating]) -> None:
         """Overwrite many rows, as a prefill yields them: tokens (n,), ids and probs (n, <= NUM_SUCCESSORS), -1 and 0
@@ -230,18 +222,6 @@ class LookupTable:
             self.texts.load(texts)
         if len(rows[0]):
             self.harvest(*rows)
-
-    def check(self) -> None:
-        """Assert that `place` and `tokens` are inverse, and that rows are falling with empty entries last."""
-        assert not self._version & 1
-        if self.bigrams is not None:
-            self.bigrams.check()
-        place, tokens, ids, probs, _ = self._rows
-        tokens, ids, probs = tokens[: self._count], ids[: self._count], probs[: self._count]
-        assert (place[tokens] == np.arange(self._count)).all()
-        assert int((place >= 0).sum()) == self._count <= self.capacity
-        assert (np.diff(probs, axis=1) <= 0.0).all()
-        assert ((ids >= 0) == (probs > 0.0)).all()
 
     def _slot(self, token: int) -> int:
         """The token's row, allocated if missing; only while the version is odd."""

@@ -107,14 +107,6 @@ class SuffixAutomaton:
             found.insert(0, (latest, max(self._count[self._transition(state, latest)], 1)))
         return found
 
-    def chain(self, match: Match, limit: int) -> list[int]:
-        """At most `limit` tokens that followed the latest earlier occurrence of the match."""
-        tokens: list[int] = []
-        while len(tokens) < limit and (found := self.continuations(match)):
-            tokens.append(found[0][0])
-            match = self.advance(match, found[0][0])
-        return tokens
-
     @property
     def num_states(self) -> int:
         return len(self._length)

@@ -91,19 +91,15 @@ class Dist:
         tail = -self.tail * float(np.log(self.tail)) if self.tail > 0.0 else 0.0
         return tail - float(positive @ np.log(positive))
 
-    def kept(self, which: NDArray[np.bool_] | NDArray[np.integer]) -> Dist:
-        """Keep a subset: a mask over `ids`, or token ids in any order (those not in `ids` are ignored).
-
-        Dropped mass moves to the tail. Returns this object if nothing is dropped.
-        """
-        if which.dtype == np.bool_:
-            index = np.flatnonzero(which)
-        else:
-            index = np.flatnonzero(np.isin(self.ids, which, assume_unique=False))
-        return self.kept_at(index)
+    def kept(self, which: NDArray[np.bool_]) -> Dist:
+        """As `kept_at`, by a mask over `ids`."""
+        return self.kept_at(np.flatnonzero(which))
 
     def kept_at(self, index: IndexArray) -> Dist:
-        """Keep by position. index: (kept,) indices into `ids`, distinct, ascending. Dropped mass as in `kept`."""
+        """Keep a subset. index: (kept,) indices into `ids`, distinct, ascending. Dropped mass moves to the tail.
+
+        Returns this object if nothing is dropped.
+        """
         if len(index) == len(self.ids):
             return self
         probs = self.probs[index]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.core.aggregation.exactness import Ranking, greedy_is_exact, sample_is_exact
+from paceline.core.aggregation.exactness import Ranking, sample_is_exact
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, best_indices, gumbel
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample, top_by_score
@@ -129,7 +129,7 @@ def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -
 def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_exact() -> None:
     exact = Dist.dense(np.array([0.9, 0.1]))
     beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)
-    assert not greedy_is_exact(exact, beyond, weight=0.1)
+    assert not sample_is_exact(exact, beyond, SamplingParams(temperature=0.0), 0, weight=0.1)
     cut = Dist(np.array([0], dtype=np.int32), np.array([0.9]), 0.1)
     assert not sample_is_exact(cut, cut, SamplingParams(), 0, weight=0.5)
 

@@ -93,7 +93,7 @@ def test_drafts_with_common_noise_are_accepted_as_often_as_the_oracle_says() -> 
 
 @given(st.lists(st.tuples(rows, st.sets(st.integers(0, VOCAB - 1)), scores), min_size=2, max_size=4))
 def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[int], float]]) -> None:
-    dists = [row.kept(np.array(sorted(keep), dtype=np.int32)) for row, keep, _ in parts]
+    dists = [row.kept_at(np.array(sorted(keep), dtype=np.intp)) for row, keep, _ in parts]
     weights = list(side_weights({str(i): score for i, (_, _, score) in enumerate(parts)}).values())
     mixed = mix(dists, [score for _, _, score in parts])
     for token in range(VOCAB):

@@ -10,47 +10,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.drafting.lookup_table import BIGRAM_KEYS, NUM_SUCCESSORS, LookupTable, bigram_key
+from tests.core.tables import check
 
 VOCAB = 12
 DISTS = st.dictionaries(
     st.integers(0, VOCAB - 1), st.floats(2.0**-7, 1.0, width=32), min_size=1, max_size=NUM_SUCCESSORS
 )
-WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS, st.booleans()), max_size=30)
+WRITES = st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS), max_size=30)
 
 
-def record(table: LookupTable, token: int, dist: dict[int, float], overwrite: bool) -> None:
-    table.record(token, list(dist), list(dist.values()), overwrite=overwrite)
+def record(table: LookupTable, token: int, dist: dict[int, float]) -> None:
+    table.record(token, list(dist), list(dist.values()))
 
 
 @given(WRITES)
-def test_a_row_is_the_last_dist_or_the_most_probable_of_all_that_were_added(
-    writes: list[tuple[int, dict[int, float], bool]],
-) -> None:
+def test_a_row_is_the_last_dist(writes: list[tuple[int, dict[int, float]]]) -> None:
     table, model = LookupTable(VOCAB), dict[int, dict[int, float]]()
-    for token, dist, overwrite in writes:
-        record(table, token, dist, overwrite)
-        known = dist if overwrite else {**model.get(token, {}), **dist}
-        model[token] = dict(sorted(known.items(), key=lambda item: -item[1])[:NUM_SUCCESSORS])
-        table.check()
+    for token, dist in writes:
+        record(table, token, dist)
+        model[token] = dist
+        check(table)
     for token in range(VOCAB):
         ids, probs = table.successors(token)
         assert sorted(model.get(token, {}).values(), reverse=True) == probs
-        if len(set(probs)) == len(probs):
-            assert dict(zip(ids, probs, strict=True)) == model.get(token, {})
+        assert dict(zip(ids, probs, strict=True)) == model.get(token, {})
     assert len(table) == len(model)
 
 
 @pytest.mark.parametrize("negligible", [1e-39, 1e-46, 1e-60])
 def test_a_probability_below_float32_is_dropped(negligible: float) -> None:
     table = LookupTable(VOCAB)
-    table.record(1, [7, 8], [0.5, negligible], overwrite=True)
-    table.record(2, [7, 8], [0.5, 0.25], overwrite=True)
-    table.record(2, [8], [negligible], overwrite=False)
+    table.record(1, [7, 8], [0.5, negligible])
     table.blend(3, [7, 8], [0.5, negligible], 0.25)
     table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[negligible, 0.5]]))
-    for token in (1, 2, 3, 4):
+    for token in (1, 3, 4):
         assert table.successors(token) == ([7], [0.5])
-    table.check()
+    check(table)
 
 
 @given(st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS), min_size=1, max_size=20), st.integers(1, VOCAB))
@@ -60,26 +55,26 @@ def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, floa
     for i, (token, dist) in enumerate(rows):
         ordered = sorted(dist.items(), key=lambda item: -item[1])
         ids[i, : len(dist)], probs[i, : len(dist)] = zip(*ordered, strict=True)
-        record(one, token, dict(ordered), True)
+        record(one, token, dict(ordered))
     tokens = np.array([token for token, _ in rows])
     many.harvest(tokens, ids, probs)
-    many.check()
+    check(many)
     assert [many.successors(token) for token in range(VOCAB)] == [one.successors(token) for token in range(VOCAB)]
     small = LookupTable(VOCAB, capacity=capacity)
     small.harvest(tokens, ids, probs)
-    small.check()
+    check(small)
     assert len(small) == min(capacity, len(set(tokens.tolist())))
     assert small.successors(rows[-1][0]) == one.successors(rows[-1][0])
 
 
 @given(WRITES)
-def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float], bool]]) -> None:
+def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float]]]) -> None:
     table = LookupTable(VOCAB)
-    for token, dist, overwrite in writes:
-        record(table, token, dist, overwrite)
+    for token, dist in writes:
+        record(table, token, dist)
     again = LookupTable(VOCAB)
     again.load(table.arrays())
-    again.check()
+    check(again)
     assert [again.successors(token) for token in range(VOCAB)] == [table.successors(token) for token in range(VOCAB)]
 
 
@@ -100,7 +95,7 @@ def test_a_saved_table_is_the_same_table(writes: list[tuple[int, dict[int, float
 )
 def test_invalid_arrays_are_refused(name: str, value: np.ndarray | None) -> None:
     table = LookupTable(VOCAB)
-    table.record(1, [2, 3], [0.5, 0.25], overwrite=True)
+    table.record(1, [2, 3], [0.5, 0.25])
     arrays = table.arrays()
     if name == "ids":
         arrays["probs"] = np.full((1, NUM_SUCCESSORS), 0.1, np.float32)
@@ -114,11 +109,11 @@ def test_invalid_arrays_are_refused(name: str, value: np.ndarray | None) -> None
 
 def test_a_table_over_another_reads_it_and_never_writes_it() -> None:
     base = LookupTable(VOCAB)
-    base.record(1, [2], [0.5], overwrite=True)
+    base.record(1, [2], [0.5])
     table = LookupTable(VOCAB, base=base)
     assert table.successors(1) == ([2], [0.5]) and len(table) == 0
-    table.record(1, [3], [0.25], overwrite=False)
-    assert table.successors(1) == ([2, 3], [0.5, 0.25])
+    table.record(1, [3], [0.25])
+    assert table.successors(1) == ([3], [0.25])
     assert base.successors(1) == ([2], [0.5])
     table.erase()
     assert table.successors(1) == ([2], [0.5]) and len(table) == 0
@@ -127,14 +122,12 @@ def test_a_table_over_another_reads_it_and_never_writes_it() -> None:
 def test_a_bounded_table_evicts_the_least_recently_written_row() -> None:
     table = LookupTable(VOCAB, capacity=3)
     for token in (0, 1, 2):
-        table.record(token, [9], [0.5], overwrite=True)
-    table.record(
-        3, [9], [0.5], overwrite=True
-    )  # all are marked as written: the first is evicted, the others lose their mark
+        table.record(token, [9], [0.5])
+    table.record(3, [9], [0.5])  # all are marked as written: the first is evicted, the others lose their mark
     assert table.successors(0) == ([], [])
-    table.record(1, [9], [0.75], overwrite=True)
-    table.record(4, [9], [0.5], overwrite=True)
-    table.check()
+    table.record(1, [9], [0.75])
+    table.record(4, [9], [0.5])
+    check(table)
     assert table.successors(1) == ([9], [0.75]) and table.successors(2) == ([], [])
     assert len(table) == 3
 
@@ -166,7 +159,7 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
     for step in range(400):
         kind = step % 4
         ids = [kind + 4 * i for i in range(NUM_SUCCESSORS)]
-        table.record(step * 7 % 64, ids, [(kind + 1) / 8] * NUM_SUCCESSORS, overwrite=True)
+        table.record(step * 7 % 64, ids, [(kind + 1) / 8] * NUM_SUCCESSORS)
         if step % 20 == 0:
             tokens = np.arange(32)
             table.harvest(tokens, np.tile(ids, (32, 1)), np.full((32, NUM_SUCCESSORS), (kind + 1) / 8))
@@ -176,7 +169,7 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
     for reader in readers:
         reader.join(10.0)
     assert not torn
-    table.check()
+    check(table)
 
 
 @given(DISTS)
@@ -192,20 +185,20 @@ def test_bigrams_are_saved_erased_bounded_and_read_through_like_tokens() -> None
     base = LookupTable(VOCAB, bigram_rows=4)
     assert base.bigrams is not None
     key = bigram_key(3, 5)
-    base.bigrams.record(key, [2], [0.5], overwrite=True)
+    base.bigrams.record(key, [2], [0.5])
     table = LookupTable(VOCAB, base=base, bigram_rows=4)
     assert table.bigrams is not None and table.bigrams.successors(key) == ([2], [0.5])
     for before in range(6):
-        table.bigrams.record(bigram_key(before, 1), [before], [0.5], overwrite=True)
+        table.bigrams.record(bigram_key(before, 1), [before], [0.5])
     assert len(table.bigrams) == 4 and table.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
     again = LookupTable(VOCAB, bigram_rows=4)
     again.load(table.arrays())
-    again.check()
+    check(again)
     assert again.bigrams is not None and again.bigrams.successors(bigram_key(5, 1)) == ([5], [0.5])
     table.erase()
     assert len(table.bigrams) == 0 and table.bigrams.successors(key) == ([2], [0.5])
     bad = again.arrays() | {"pair_ids": np.full((4, NUM_SUCCESSORS), VOCAB, np.int32)}
-    again.record(1, [2], [0.5], overwrite=True)
+    again.record(1, [2], [0.5])
     with pytest.raises(ValueError, match="vocabulary"):
         LookupTable(VOCAB).load(bad)
     assert LookupTable(VOCAB, bigram_rows=0).bigrams is None

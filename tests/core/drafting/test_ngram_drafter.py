@@ -17,6 +17,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
 from tests.core.dists import from_logits
 from tests.core.drafting.draft_paths import roots, text, walk
+from tests.core.tables import check
 
 VOCAB = 24
 TABLE_PROBS = replace(AS_PUBLISHED, noise=False)
@@ -32,7 +33,7 @@ def filled_table(dists: list[Dist]) -> LookupTable:
     table = LookupTable(VOCAB)
     for token, dist in enumerate(dists):
         ids, probs = zip(*dist.top(NUM_SUCCESSORS), strict=True)
-        table.record(token, ids, probs, overwrite=True)
+        table.record(token, ids, probs)
     return table
 
 
@@ -161,7 +162,7 @@ def test_a_token_next_to_impossible_does_not_stop_a_tree(temperature: float) -> 
     drafter.learn(1, Dist.dense(dist))
     drafter.observe(1)
     assert drafter.draft(4, 0).tokens == (2,)
-    table.check()
+    check(table)
 
 
 def test_as_in_the_paper_accepted_dists_overwrite_a_row_and_others_are_added() -> None:
@@ -196,7 +197,7 @@ def test_documents_are_drafted_from_up_to_their_end() -> None:
 
 def test_tables_and_automaton_share_one_tree_in_which_siblings_differ() -> None:
     table = LookupTable(VOCAB)
-    table.record(2, [3, 6, 5], [0.6, 0.2, 0.1], overwrite=True)
+    table.record(2, [3, 6, 5], [0.6, 0.2, 0.1])
     drafter = NgramDrafter(table, SamplingParams(temperature=0.0))
     for token in (1, 2, 5, 4, 1, 2):
         drafter.observe(token)
@@ -207,8 +208,8 @@ def test_tables_and_automaton_share_one_tree_in_which_siblings_differ() -> None:
 
 def test_nothing_is_drafted_after_eos_and_before_the_first_token() -> None:
     table = LookupTable(VOCAB)
-    table.record(1, [2], [0.9], overwrite=True)
-    table.record(2, [3], [0.9], overwrite=True)
+    table.record(1, [2], [0.9])
+    table.record(2, [3], [0.9])
     drafter = NgramDrafter(table, SamplingParams(temperature=0.0), eos_ids=frozenset({2}))
     assert drafter.draft(4, 0) == NO_DRAFT
     drafter.observe(1)

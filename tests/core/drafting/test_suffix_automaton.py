@@ -68,13 +68,6 @@ def test_matches_do_not_cross_two_texts(one: list[int], other: list[int]) -> Non
         assert all(token >= 0 for token, _ in automaton.continuations(automaton.match))
 
 
-def test_a_chain_copies_the_latest_continuation() -> None:
-    automaton = SuffixAutomaton()
-    automaton.extend([1, 2, 3, 4, 1, 2, 5, 6, 7, 1, 2])
-    assert automaton.chain(automaton.match, 3) == [5, 6, 7]
-    assert automaton.chain(NOTHING, 3) == []
-
-
 @given(TEXT, st.integers(0, 20))
 def test_a_full_automaton_adds_no_text_and_continues_to_match(text: list[int], room: int) -> None:
     full, whole = SuffixAutomaton(room), SuffixAutomaton()

@@ -139,7 +139,7 @@ def test_when_all_likely_tokens_are_forbidden_the_rest_keep_their_proportions() 
 def test_processing_a_sparse_distribution_keeps_the_tail_unbiased() -> None:
     dense = from_logits(np.array([3, 2, 1, 0, -1], dtype=np.float32))
     params = SamplingParams(logit_bias={0: -1.0, 2: 2.0})
-    few = dense.kept(np.array([0, 1, 2]))
+    few = dense.kept_at(np.array([0, 1, 2]))
     whole, part = process_logits(dense, params, {}), process_logits(few, params, {})
     assert part.ids.tolist() == [0, 1, 2]
     assert np.allclose(part.probs, whole.probs[:3])

@@ -31,8 +31,8 @@ def store(folder: Path | None, vocabulary: str = "words", **options: int) -> Tab
 
 def test_each_owner_reads_the_base_and_its_own_rows_only(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.base.record(1, *SUCCESSORS, overwrite=True)
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.base.record(1, *SUCCESSORS)
+    tables.table("anna").record(2, *SUCCESSORS)
     for token, expected in ((1, SUCCESSORS), (2, ([], []))):
         assert tables.table("ben").successors(token) == expected
         assert store(tmp_path).table("ben").successors(token) == ([], []), "nothing is kept before it is saved"
@@ -41,8 +41,8 @@ def test_each_owner_reads_the_base_and_its_own_rows_only(tmp_path: Path) -> None
 
 def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
-    tables.base.record(1, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
+    tables.base.record(1, *SUCCESSORS)
     assert tables.save() == 1 and tables.save_base()
     again = store(tmp_path)
     assert again.table("anna").successors(2) == SUCCESSORS == again.table("ben").successors(1)
@@ -59,11 +59,11 @@ def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path
 def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_path: Path) -> None:
     tables = store(tmp_path)
     used = tables.table("anna")
-    used.record(2, *SUCCESSORS, overwrite=True)
+    used.record(2, *SUCCESSORS)
     tables.save()
     assert tables.erase("anna") and not tables.erase("nobody")
     assert used.successors(2) == ([], []) and not table_files(tmp_path)
-    used.record(3, *SUCCESSORS, overwrite=True)  # an answer that is still under way
+    used.record(3, *SUCCESSORS)  # an answer that is still under way
     tables.save()
     assert not table_files(tmp_path)
     assert tables.table("anna").successors(3) == ([], [])
@@ -71,7 +71,7 @@ def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_p
 
 def test_a_copy_of_a_table_erased_meanwhile_is_not_written(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     write = tables.writing("anna")
     tables.erase("anna")
     assert write is not None and not write()
@@ -80,29 +80,29 @@ def test_a_copy_of_a_table_erased_meanwhile_is_not_written(tmp_path: Path) -> No
 
 def test_a_file_that_another_process_erased_is_not_written_again(tmp_path: Path) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     tables.save()
     table_files(tmp_path)[0].path.unlink()
     mark_erased(tmp_path, "anna")
     assert tables.save() == 0 and not table_files(tmp_path)
     assert tables.table("anna").successors(2) == ([], [])
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     assert tables.save() == 1
 
 
 @pytest.mark.parametrize("owner", ["anna", None])
 def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path, owner: str | None) -> None:
     tables = store(tmp_path)
-    tables.table("ben").record(3, *SUCCESSORS, overwrite=True)
+    tables.table("ben").record(3, *SUCCESSORS)
     tables.save()
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     mark_erased(tmp_path, owner)
     if owner is None:
         table_files(tmp_path)[0].path.unlink()
     assert tables.save() == (1 if owner else 0)
     assert "anna" not in {each.owner for each in table_files(tmp_path)}
     assert tables.table("anna").successors(2) == ([], [])
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     assert tables.save() >= 1, "what is learnt afterwards is kept"
     assert tables.table("ben").successors(3) == (SUCCESSORS if owner else ([], []))
 
@@ -111,7 +111,7 @@ def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path,
 async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=2)
     for name in ("anna", "ben", "cleo"):
-        tables.table(name).record(2, *SUCCESSORS, overwrite=True)
+        tables.table(name).record(2, *SUCCESSORS)
     assert tables.full and not table_files(tmp_path), "a request for a table does not wait for the disk"
     await tables.shrink()
     assert not tables.full and [each.owner for each in table_files(tmp_path)] == ["anna"]
@@ -125,11 +125,11 @@ async def test_a_table_can_be_used_while_it_is_written_to_its_file(tmp_path: Pat
     tables = store(tmp_path, owners=2)
     used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
     for table in used.values():
-        table.record(2, *SUCCESSORS, overwrite=True)
+        table.record(2, *SUCCESSORS)
     going = asyncio.create_task(tables.shrink())
     await asyncio.sleep(0)  # anna's table is being written
     assert tables.table("anna") is used["anna"]
-    used["anna"].record(3, *SUCCESSORS, overwrite=True)
+    used["anna"].record(3, *SUCCESSORS)
     await going
     assert tables.table("anna") is used["anna"], "asked for again, it stays, and another goes"
     assert tables.table("ben") is not used["ben"] and tables.table("ben").successors(2) == SUCCESSORS
@@ -141,7 +141,7 @@ async def test_a_table_can_be_used_while_it_is_written_to_its_file(tmp_path: Pat
 async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: Path) -> None:
     tables = store(tmp_path, owners=1)
     for name in ("anna", "ben"):
-        tables.table(name).record(2, *SUCCESSORS, overwrite=True)
+        tables.table(name).record(2, *SUCCESSORS)
     going = asyncio.create_task(tables.shrink())
     await asyncio.sleep(0)
     assert tables.erase("anna")
@@ -159,7 +159,7 @@ async def test_a_node_writes_tables_to_their_files_while_it_answers(tmp_path: Pa
             asked = a_request(({"role": "user", "content": "hi"},), SamplingParams(), 4, owner=owner)
             session = await node.prepare(asked)
             # what an answer teaches depends on how fast steps are: an answer whose drafts do not pay teaches nothing
-            tables.table(owner).record(2, *SUCCESSORS, overwrite=True)
+            tables.table(owner).record(2, *SUCCESSORS)
             assert [event async for event in session.run()]
         while tables.full:
             await asyncio.sleep(0.01)
@@ -171,7 +171,7 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
     tables = store(None, owners=3, owner_rows=10)
     for owner in range(20):
         for token in range(VOCAB):
-            tables.table(str(owner)).record(token, *SUCCESSORS, overwrite=True)
+            tables.table(str(owner)).record(token, *SUCCESSORS)
     assert len(tables.table("19")) == 10
     assert tables.save() == 0 and not tables.save_base()
     assert tables.erase("19") and not tables.erase("0")
@@ -180,8 +180,8 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "foreign", "wrong"])
 def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     tables = store(tmp_path)
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
-    tables.table("ben").record(3, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
+    tables.table("ben").record(3, *SUCCESSORS)
     tables.save()
     anna, ben = sorted(table_files(tmp_path), key=lambda each: each.owner)
     content = anna.path.read_bytes()
@@ -196,7 +196,7 @@ def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
     again = store(tmp_path)
     assert again.table("anna").successors(2) == ([], []) == again.table("anna").successors(3)
     assert again.table("ben").successors(3) == SUCCESSORS
-    again.table("anna").record(4, *SUCCESSORS, overwrite=True)
+    again.table("anna").record(4, *SUCCESSORS)
     again.save()
     assert store(tmp_path).table("anna").successors(4) == SUCCESSORS
 
@@ -204,7 +204,7 @@ def test_a_damaged_file_counts_as_missing(tmp_path: Path, damage: str) -> None:
 def test_an_unusable_folder_only_prevents_saving(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tables = store(tmp_path / "file" / "tables")
-    tables.table("anna").record(2, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(2, *SUCCESSORS)
     assert tables.save() == 0 and not tables.save_base()
     assert tables.table("anna").successors(2) == SUCCESSORS
 

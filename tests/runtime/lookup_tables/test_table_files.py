@@ -26,7 +26,7 @@ def store(folder: Path, seal: Seal) -> TableStore:
 
 def taught(folder: Path, seal: Seal, token: int = 2) -> TableStore:
     tables = store(folder, seal)
-    tables.table("anna").record(token, *SUCCESSORS, overwrite=True)
+    tables.table("anna").record(token, *SUCCESSORS)
     assert tables.save() == 1
     return tables
 
@@ -122,7 +122,7 @@ seal = StoreSeal.of(sys.argv[2], bytes(32)) or PLAIN
 number = 0
 while not select.select([sys.stdin], [], [], 0)[0]:
     table = LookupTable(300)
-    table.record(number % 300, [51, 62], [0.5, 0.25], overwrite=True)
+    table.record(number % 300, [51, 62], [0.5, 0.25])
     facts = {"format": "paceline look-up table 1", "vocabulary": "words", "kind": "owner", "owner": str(number)}
     assert write_table(path, encode_table(path.name, table.arrays(), facts, seal), replace_table)
     if not number:

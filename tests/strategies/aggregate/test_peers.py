@@ -290,7 +290,7 @@ def test_an_n_gram_draft_is_not_sent_before_it_is_a_target(source: str) -> None:
     table = LookupTable(VOCAB)
     for before, after in pairwise(DOCUMENT):
         if source == "earlier answer":
-            table.record(before, [after], [0.9], overwrite=True)
+            table.record(before, [after], [0.9])
     prompt = DOCUMENT if source == "document" else PROMPT
     hand = following(prompt, lambda _: 90, table)
     known = len(hand.rows)

@@ -30,6 +30,7 @@ from paceline.strategies.base import (
     other,
 )
 from paceline.strategies.registry import STRATEGIES
+from tests.core.tables import check
 from tests.depth import DEPTH
 from tests.strategies import oracle
 from tests.strategies.cases import (
@@ -166,7 +167,7 @@ def check_text(
         answer = harsh(seed, reorders=reorders).world(request, seed).run(changing_speeds if seed % 2 else None)
         assert answer.tokens == expected, f"seed {seed}"
         if request.config.means.table is not None:
-            request.config.means.table.check()
+            check(request.config.means.table)
         assert answer.finished is not None
         assert answer.finished.reason == ("length" if len(expected) == MAX_TOKENS else "stop")
 

@@ -21,6 +21,7 @@ from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import unpack_nodes
+from tests.core.tables import check
 from tests.strategies import oracle
 from tests.strategies.cases import (
     BRANCHES,
@@ -108,7 +109,7 @@ def test_tables_learn_what_the_model_predicted_before_any_processing(
             [i for i, _ in DIST.top(NUM_SUCCESSORS)],
             pytest.approx([p for _, p in DIST.top(NUM_SUCCESSORS)]),
         )
-    table.check()
+    check(table)
 
 
 @EVERY_MACHINE
@@ -158,7 +159,7 @@ def test_answers_of_different_temperatures_share_a_table(front: Side, manner: Ma
         )
         world = Simulation(job(STRATEGIES["aggregate"], front, sampling, manner=manner, table=table), engines())
         assert world.run().tokens == expected
-        table.check()
+        check(table)
     assert len(table) > 10
 
 
@@ -166,7 +167,7 @@ def test_what_other_answers_have_taught_reaches_no_peer_before_it_is_a_target() 
     """On either side: earlier answers may be private."""
     table = LookupTable(VOCAB)
     for token in range(40, 50):
-        table.record(token, [token + 1], [0.9], overwrite=True)
+        table.record(token, [token + 1], [0.9])
     hand = cloud(table=table, private=False, max_tokens=100)
     hand.say = lambda _: two(90, 91)
     hand.begin()
