@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import ClassVar, Final
 
 from paceline.core.aggregation.aggregators import OwnDist
 from paceline.core.sampling.dist import Dist
@@ -63,14 +64,16 @@ class Row:
         return None if dist is None else filter_top(dist, self.sampling)
 
 
-class Verifier(Protocol):
+class Verifier(ABC):
     """Both sides' halves. A place without a draft has the target model's own token: of the same distribution."""
 
-    reads_dists: bool  # of rows, on both sides; else tokens that engines sample suffice
-    needs_drafts: bool  # a draft is of use only where the target has not been decided without it
-    drafts_ends: bool  # the end of the text is a draft like any other: what is drafted may not depend on what was drawn
+    reads_dists: ClassVar[bool]  # of rows, on both sides; else tokens that engines sample suffice
+    needs_drafts: ClassVar[bool]  # a draft is of use only where the target has not been decided without it
+    # The end of the text is a draft like any other: what is drafted may not depend on what was drawn.
+    drafts_ends: ClassVar[bool]
 
     # ---- the drafter's half
+    @abstractmethod
     def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:
         """The next draft. own: the draft model's distribution there. second: with a second guess, where the verifier
         takes them and one is likely."""
@@ -79,20 +82,31 @@ class Verifier(Protocol):
         self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
     ) -> DraftChain:
         """What is sent of these drafts. The other arguments are fields of `DraftChain`."""
+        places = encode_places([(draft.token, draft.second) for draft in drafts])
+        if not self.needs_drafts:  # nothing is left to the drafter, and a message without drafts says that it is last
+            return DraftChain(0, epoch, base, offset, places, last and bool(drafts))
+        return DraftChain(0, epoch, base, offset, places, last, recovered, *self.beside(drafts))
 
+    def beside(self, drafts: Sequence[Draft]) -> tuple[bytes, list[bytes]]:  # noqa: ARG002  # nothing
+        """(probabilities, distributions) that are sent beside the tokens."""
+        return b"", []
+
+    @abstractmethod
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
         """The target that the cloud has left to the drafter. own: as of `draft`, if it is known; head: as of
         `LeftToDrafter`."""
 
     # ---- the target's half
+    @abstractmethod
     def received(self, message: DraftChain) -> list[Draft]:
         """The drafts of a message. Raises RemoteProtocolError for what is no distribution."""
 
+    @abstractmethod
     def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
         """The next target; None where the row has not been computed."""
 
 
-class AcceptOrReject:
+class AcceptOrReject(Verifier):
     """What *rejection* and *truncated* have in common: drafts are drawn from a distribution on the grid, with coins
     that are independent of the common noise."""
 
@@ -125,7 +139,7 @@ class AcceptOrReject:
 SECOND_WITHIN: Final = 2.0  # nats that the second guess may score below the draft: beyond it is hardly ever the target
 
 
-class Agreement:
+class Agreement(Verifier):
     reads_dists = needs_drafts = drafts_ends = False
 
     def __init__(self, sampling: SamplingParams) -> None:
@@ -135,19 +149,6 @@ class Agreement:
         token = own.token(self._sampling, position)
         other = own.second(self._sampling, position, within=SECOND_WITHIN) if second else None
         return Draft(token, second=other)
-
-    def message(
-        self,
-        epoch: int,
-        base: int,
-        offset: int,
-        drafts: Sequence[Draft],
-        *,
-        last: bool,
-        recovered: int | None,  # noqa: ARG002  # nothing is left to the drafter
-    ) -> DraftChain:
-        places = encode_places([(draft.token, draft.second) for draft in drafts])
-        return DraftChain(0, epoch, base, offset, places, last and bool(drafts))  # a message without drafts says so
 
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:  # noqa: ARG002  # nothing is left to it
         """Of a cloud that breaks the rules."""
@@ -178,12 +179,8 @@ class Rejection(AcceptOrReject):
         token = self.drawn(dist, position)
         return Draft(token, encode_prob(dist.prob(token)))
 
-    def message(
-        self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
-    ) -> DraftChain:
-        places = encode_places([(draft.token, None) for draft in drafts])
-        probs = b"".join(draft.drawn_from for draft in drafts)
-        return DraftChain(0, epoch, base, offset, places, last, recovered, probs)
+    def beside(self, drafts: Sequence[Draft]) -> tuple[bytes, list[bytes]]:
+        return b"".join(draft.drawn_from for draft in drafts), []
 
     def received(self, message: DraftChain) -> list[Draft]:
         probs = [message.probs[at : at + PROB_BYTES] for at in range(0, len(message.probs), PROB_BYTES)]
@@ -222,12 +219,8 @@ class Truncation(AcceptOrReject):
         dist = self.dist(own)
         return Draft(self.drawn(dist, position), encode_draft_dist(dist))
 
-    def message(
-        self, epoch: int, base: int, offset: int, drafts: Sequence[Draft], *, last: bool, recovered: int | None
-    ) -> DraftChain:
-        places = encode_places([(draft.token, None) for draft in drafts])
-        dists = [draft.drawn_from for draft in drafts]
-        return DraftChain(0, epoch, base, offset, places, last, recovered, b"", dists)
+    def beside(self, drafts: Sequence[Draft]) -> tuple[bytes, list[bytes]]:
+        return b"", [draft.drawn_from for draft in drafts]
 
     def received(self, message: DraftChain) -> list[Draft]:
         for dist in message.dists:
