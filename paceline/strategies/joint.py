@@ -42,7 +42,7 @@ from paceline.strategies.base import (
     WakeAt,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.peer_watch import PeerWatch
+from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S, PeerWatch
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.wire.messages import SessionMessage, Targets
 
@@ -154,6 +154,7 @@ class Joint(ABC):
         self._now = 0.0
         self._rtt, self._bandwidth = config.peer.rtt, config.peer.bandwidth
         self._watch = PeerWatch(config, decoder)
+        self._next_sync: float | None = None  # s, when to look next at what may be lost; None: not begun with this peer
         self._started = self._finished = False
         self._alone = 0  # targets that this side has decided without its peer
 
@@ -179,8 +180,9 @@ class Joint(ABC):
         """A message of the peer's present session."""
 
     @abstractmethod
-    def _synchronise(self) -> list[Effect]:
-        """Time has passed: send, or ask for, what may have been lost."""
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:
+        """About a second has passed: send, or ask for, what may have been lost. progressed: targets have come, or may
+        be on their way for the first time."""
 
     @abstractmethod
     def stats(self) -> dict[str, float]:
@@ -250,7 +252,7 @@ class Joint(ABC):
                 return []  # it asks none
 
     def _meet(self, epoch: int, *, linked: bool) -> None:
-        self._epoch, self._linked = epoch, linked
+        self._epoch, self._linked, self._next_sync = epoch, linked, None
         self._meet_peer()
 
     def _back(self) -> list[Effect]:
@@ -277,7 +279,11 @@ class Joint(ABC):
                 return [PassOver(reason), *self._advance()]
             if self._watch.too_long and self._linked:
                 return [ClosePeer()]
-        return self._synchronise()
+        if self._next_sync is not None and self._now < self._next_sync:
+            return []
+        progressed, self._answer.progressed = self._answer.progressed or self._next_sync is None, False
+        self._next_sync = self._now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
+        return self._synchronise(progressed=progressed)
 
     def _next_wake(self) -> WakeAt:
         listens = self._config.seat.faces_client and self._linked

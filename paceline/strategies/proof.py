@@ -1,4 +1,4 @@
-"""Which tokens the distributions of an answer's sides give after tokens that are known: an answer computed again. Pure.
+"""Which tokens the distributions of an answer's sides give after tokens that are known: an answer computed again.
 
 Rows come from whoever computes them; `runtime.proof` holds the result against what is recorded.
 """

@@ -34,10 +34,10 @@ from paceline.strategies.aggregate.options import (
     draft_limits,
     options_of,
 )
-from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, Resync, SideWeights
+from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, SideWeights
 from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, MixedAnswer, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
-from paceline.strategies.base import JOINT_LEVELS, Effect, MachineConfig, Sampled, Scored, Strategy
+from paceline.strategies.base import JOINT_LEVELS, Effect, MachineConfig, Sampled, Scored, Send, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.joint import Joint
@@ -117,7 +117,7 @@ class Aggregate(Joint):
         self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
         self._follower = Follower(config, answer, peer)
         self._sender = DraftSender(config, peer, self._decoder, self._timing)
-        self._resync = Resync(answer, peer, tree, self._weights, self._decider, self._sender)
+        self._resent = False  # what this side has computed, since the state was looked at last
 
     # ---- events -----------------------------------------------------------------------------------------------------
     def _brings_on(self, message: SessionMessage) -> bool:
@@ -127,8 +127,34 @@ class Aggregate(Joint):
         drafts = self._sender.send_all() if again and self._sender.sends else []
         return [*self._sender.send_weight(), *drafts]
 
-    def _synchronise(self) -> list[Effect]:
-        return self._resync.wake(self._now)
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:
+        """Without progress: send this side's state, and the peer sends again what is missing here."""
+        self._resent = False
+        if progressed or not self._linked:
+            return []
+        self._decider.forget_requests()
+        return [self._sync_state(), *self._decider.request_detail()]
+
+    def _sync_state(self) -> Send:
+        peer, answer = self._peer, self._answer
+        lacks_dist = not self._weights.peer_known or self._tree.head.peer_dist is None
+        waits = peer.decides and not answer.ended and lacks_dist
+        return Send(SyncState(0, peer.epoch, peer.turn, len(answer.targets), waits))
+
+    def _compare(self, state: SyncState) -> list[Effect]:
+        """Send again what the peer lacks; send the own state where the peer has more."""
+        peer, num_targets = self._peer, len(self._answer.targets)
+        effects: list[Effect] = []
+        if state.turn < peer.turn and not peer.decides:
+            effects.append(Send(self._decider.handover_message()))
+        if state.targets < num_targets:
+            effects.append(Send(self._decider.targets_message(state.targets)))
+        if state.turn > peer.turn or state.targets > num_targets:
+            effects.append(self._sync_state())
+        if state.waits and not peer.decides and not self._resent:
+            self._resent = True
+            effects += [*self._sender.send_weight(), *self._sender.send_all()]
+        return effects
 
     def _computed(self, event: Scored | Sampled, nodes: Sequence[PrefixNode]) -> list[Effect]:  # noqa: ARG002
         if not nodes:
@@ -155,7 +181,7 @@ class Aggregate(Joint):
             case SpeedReport(decode_s=decode_s, row_s=row_s):
                 self._peer.placement.observe_speed(other(self._config.seat.side), DecodeSpeed(decode_s, row_s))
             case SyncState():
-                effects = self._resync.receive(message)
+                effects = self._compare(message)
         return [] if effects is None else [*effects, *self._advance()]
 
     # ---- a step -----------------------------------------------------------------------------------------------------

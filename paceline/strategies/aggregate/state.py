@@ -4,7 +4,7 @@ Everything else a role remembers is its own. Writers:
 
 | state | written by |
 |---|---|
-| `MixedAnswer` | `append`, called by `Decider`, `Follower` and the machine alone; `Resync.wake` clears `progressed` |
+| `MixedAnswer` | `append`, called by `Decider`, `Follower` and the machine alone; `Joint` clears `progressed` |
 | `PeerState.turn`, `start` | `move`, called by `Decider.hand_over` and `Follower.take_over` |
 | `PeerState.num_sent` | `Decider.send_targets`, `Follower` |
 | `PeerState.broken` | `MixedAnswer.give_up` |

@@ -2,7 +2,7 @@
 
 Every branch holds its prompt, the output tokens that are decided, and below them an open tree of rows for what may
 come. Rows are scored by all branches and mixed (`BranchMixer`). One forward a branch is under way, and no sequence is
-changed meanwhile; or several, on an engine in stages. Knows nothing of the peer or of how nodes are chosen.
+changed meanwhile; or several, on an engine in stages.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A node stands for a prefix: the output tokens on its path. A side's distribution after a prefix depends on that prefix
 alone, so nothing computed on a path is ever stale: a target moves the head one node down, and nodes that are not below
 the new head are dead. Drafts may be merged into it, with estimates of P(accepted | the head) as their scores: no node
-scores above its parent, so the order by falling score, equals by age, is topological. Knows neither engine nor
-messages.
+scores above its parent, so the order by falling score, equals by age, is topological.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from paceline.strategies.base import (
     Send,
 )
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.peer_watch import SYNC_INTERVAL_S
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.draft_verify.drafting import DraftCounts, Drafting
 from paceline.strategies.draft_verify.options import options_of
@@ -57,7 +56,6 @@ class Drafter(Joint):
         tree = PrefixTree(len(config.seat.targets))
         super().__init__(config, tree, decoder, JointAnswer(config, tree, ngrams), stats.timing, ngrams)
         self._pace = Pace(options, stats.offload, config.means.energy)
-        self._next_sync = 0.0  # when to look next at what may be lost
         self._counts = DraftCounts()
         self._meet_peer()
 
@@ -86,12 +84,8 @@ class Drafter(Joint):
         self._early.add(message, len(self._answer.targets))
         return [*self._take_verdicts(), *self._advance()]
 
-    def _synchronise(self) -> list[Effect]:
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:
         """Ask for verdicts that may be lost."""
-        if self._now < self._next_sync:
-            return []
-        self._next_sync = self._now + 0.9 * SYNC_INTERVAL_S  # wake-ups may come a little early
-        progressed, self._answer.progressed = self._answer.progressed, False
         if progressed or not self._linked:
             return []
         return [

@@ -32,7 +32,7 @@ from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
 from paceline.wire.verify_messages import DraftChain, Rejected
 
-# The verifier's copy of the drafter's chain, put together from its messages. Knows no tree and no engine.
+# The verifier's copy of the drafter's chain, put together from its messages.
 
 
 class PeerChain:
@@ -171,10 +171,9 @@ class TargetWriter(Joint):
             self._next_look = self._now + WAKE_INTERVAL_S
         return WakeAt(self._now if self._learns else self._next_look)
 
-    def _synchronise(self) -> list[Effect]:
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:
         """Go on without drafts that were waited for. A sign of life for a device that has seen no target since the last
         wake-up; it closes the session if it has finished, and its word of that was lost."""
-        progressed, self._answer.progressed = self._answer.progressed, False
         self._resent = False
         self._drafter_silent = self._drafter_silent or self._waiting
         effects = self._verify() if self._waiting else []

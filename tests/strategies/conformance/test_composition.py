@@ -54,7 +54,7 @@ class Listener(Joint):
             return self._write_alone()
         return self._end() if self._answer.ended else []
 
-    def _synchronise(self) -> list[Effect]:
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:  # noqa: ARG002  # a hook
         return []
 
     def stats(self) -> dict[str, float]:

@@ -120,7 +120,7 @@ class Salted(Joint):
     def _advance(self) -> list[Effect]:
         return self._write_alone()
 
-    def _synchronise(self) -> list[Effect]:
+    def _synchronise(self, *, progressed: bool) -> list[Effect]:  # noqa: ARG002  # a hook
         return []
 
     def stats(self) -> dict[str, float]:
