@@ -1,11 +1,10 @@
 """Addresses of senders, and strangers by them: connections whose sender is not known yet, how many there may be; and
 the URL of a database.
 
-Beyond the limit of its address, the stranger that has been there longest is cut; beyond that of all, the longest
-there of the address that has most of them: an honest sender becomes known at once, or comes from another address
-than the crowd. An IPv6 address counts as its network of 64 bits, since every customer of a provider has at least one
-of those. Knows neither protocols nor sockets. Not one of `fair`'s doors: nobody waits here, and who is cut is chosen by
-age, since strangers have no shares.
+Beyond the limit of its address, the stranger that has been there longest is cut; beyond that of all, the longest there
+of the address that has most of them: an honest sender becomes known at once, or comes from another address than the
+crowd. An IPv6 address counts as its network of 64 bits, since every customer of a provider has at least one of those.
+Not one of `fair`'s doors: nobody waits here, and who is cut is chosen by age, since strangers have no shares.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Expectations from measurements: seconds of a step by its rows, of a link, of a peer; acceptance of drafts.
 
-Knows no clock: the caller supplies times. What holds of `StepClock`: more rows never take less, estimates reach a
-constant truth, one outlier changes nothing, and all of them are above 0.
+What holds of `StepClock`: more rows never take less, estimates reach a constant truth, one outlier changes nothing, and
+all of them are above 0.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class StepClock:
 #
 # A link keeps order, so what was sent before a ping has arrived when its answer comes. The rate of acknowledged bytes
 # is the bandwidth only while the link is full, that is, while round trips take longer than the least one. There is no
-# estimate until a queue has built up. No clock: the caller supplies times.
+# estimate until a queue has built up.
 
 
 QUEUED = 1.5  # a round trip above this multiple of the least one,

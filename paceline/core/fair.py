@@ -5,7 +5,7 @@ whatever each of their requests costs and however many they are; one that wants 
 comes, or returns, begins where those that wait are: it is owed nothing for the time before. What cannot be taken back
 is given in `Shares`, which leave something for who comes next; who finds none may wait in a `FairQueue`. After Goyal,
 Vin and Cheng, Start-Time Fair Queueing (1996), and Choudhury and Hahne, Dynamic Queue Length Thresholds for
-Shared-Memory Packet Switches (1998). Knows no clock.
+Shared-Memory Packet Switches (1998).
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class Shares:
 
 
 class FairQueue:
-    """Places and who waits for one: one that comes free is for the owner whose turn it is, of those with room in
-    their share. Knows no clock: whoever has waited long enough leaves."""
+    """Places and who waits for one: one that comes free is for the owner whose turn it is, of those with room in their
+    share. Whoever has waited long enough leaves."""
 
     def __init__(self, places: float, *, most: float = math.inf, waiting: float = math.inf) -> None:
         """most: places of one owner. waiting: who wait at once."""

@@ -1,4 +1,4 @@
-"""The owner's rules: which documents may leave how far, who may read them, and how much a day may take. Pure.
+"""The owner's rules: which documents may leave how far, who may read them, and how much a day may take.
 
 A rule only ever narrows: what holds for an answer is the strictest of what the request asks for and of what the rules
 say, and each narrowing has its reason. What a document says is nothing that is looked at here: its path, its name, its

@@ -24,7 +24,7 @@ Zone = Literal["device", "edge", "cloud"]  # the device, its owner's edge, the c
 ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
 
-# Which of a cloud's clients may have a device read its private documents: nobody, named keys, or everybody. Pure.
+# Which of a cloud's clients may have a device read its private documents: nobody, named keys, or everybody.
 #
 # A client is known by the name of its key, as the cloud says it. A cloud can say any name, so names tell clients of an
 # honest cloud apart and protect from no other.

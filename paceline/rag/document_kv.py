@@ -5,7 +5,7 @@ so that removing a document removes its files without loading a model. Collectio
 in one can neither be measured nor undone through another. Several processes may share a folder: files are written to a
 temporary name and renamed, a damaged one counts as missing and is deleted, and the least recently used ones are evicted
 above a limit. In a sealed store each file is encrypted with a key of its own, which stands wrapped at its beginning and
-is overwritten before the file is removed. Knows nothing of engines, tokenizers or prompts.
+is overwritten before the file is removed.
 """
 
 from __future__ import annotations

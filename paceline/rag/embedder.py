@@ -1,6 +1,6 @@
 """Embedders: the protocol, MiniLM, the hashing one, those of sentence-transformers, and loading by name.
 
-Knows nothing of documents. sentence-transformers is imported only when an embedder that needs it is used.
+sentence-transformers is imported only when an embedder that needs it is used.
 """
 
 from __future__ import annotations

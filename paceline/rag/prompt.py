@@ -1,6 +1,6 @@
-"""Queries from conversations, and passages into prompts of branches. Pure functions.
+"""Queries from conversations, and passages into prompts of branches.
 
-The caller tokenises, through `TextModel.document_prompt`; this module knows nothing of engines, stores and templates.
+The caller tokenises, through `TextModel.document_prompt`.
 """
 
 from __future__ import annotations

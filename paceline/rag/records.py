@@ -1,6 +1,4 @@
-"""Records of documents, passages and selections that a document store takes and returns. Knows nothing of files or
-indexes.
-"""
+"""Records of documents, passages and selections that a document store takes and returns."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Mixtures of next-token distributions over documents and over sides: DRAGON, equations 2 and 4.
 
 A side's mixture weighs its documents with softmax(score); the two sides' weights follow from log h, the logsumexp of
-the scores on each side, so that the result is one softmax over all documents of both sides. Knows nothing of drafts,
-epochs or messages. `exactness` tests whether a truncated row suffices.
+the scores on each side, so that the result is one softmax over all documents of both sides. `exactness` tests whether a
+truncated row suffices.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from paceline.errors import EngineError
 
 # KV blocks by their content: the block that holds these tokens after those, or the one that begins as they do.
 #
-# Knows neither sequences nor memory: see `BlockManager`. As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends
-# at any token, not at a border of blocks: blocks that begin alike are compared token by token.
+# As in a radix tree (SGLang, Zheng et al. 2024) a prefix ends at any token, not at a border of blocks: blocks that
+# begin alike are compared token by token.
 
 
 TOKEN_BYTES = 4
@@ -383,8 +383,7 @@ class BlockHasher:
 # Keys and values of a sequence's first rows, outside any engine: exported by one, stored in a file, imported by
 # another.
 #
-# Plain arrays, so that neither a store nor a test needs torch. Valid only for engines of the same model. Knows nothing
-# of files, blocks or attention.
+# Plain arrays, so that neither a store nor a test needs torch. Valid only for engines of the same model.
 
 
 KvArray: TypeAlias = NDArray[np.generic]  # of a dtype in `CARRIERS`

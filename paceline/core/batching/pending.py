@@ -301,8 +301,8 @@ class Memory:
 # gap. It is held to a share of the time that the answers' rows take alone, whatever a row costs: on a CPU a chunk of
 # some thousand rows takes seconds, on a GPU milliseconds, and behind 30,000 rows most of it is attention. Both times
 # are measured: that of the answers' rows in steps without prompts, of which there is one now and then, and the seconds
-# of a prompt's row in the last steps with them. Knows no clock: the caller measures. After the idea of Sarathi-Serve's
-# token budget (Agrawal et al. 2024), which is a constant found by profiling.
+# of a prompt's row in the last steps with them. After the idea of Sarathi-Serve's token budget (Agrawal et al. 2024),
+# which is a constant found by profiling.
 
 
 # Of the answers' own time that prompts may add to a step, so that a gap is less than doubled.

@@ -6,8 +6,8 @@ time (`PrefillPace`), and so are one owner's rows beside others' (`OwnerLimits`)
 take turns by the rows they have had (`core.fair.Turns`), each with its oldest segments first, except for long prompts,
 of which the shortest runs beside the one whose turn it is; the first segment of the first priority that has memory
 always advances, so within it nothing starves. Which segments have memory, and which groups are preempted for them,
-`MemoryAdmission` decides by age alone. Knows neither engine nor clock. The caller runs each batch before it asks for
-the next. After Orca (Yu et al. 2022) and Sarathi (Agrawal et al. 2023).
+`MemoryAdmission` decides by age alone. The caller runs each batch before it asks for the next. After Orca (Yu et al.
+2022) and Sarathi (Agrawal et al. 2023).
 """
 
 from __future__ import annotations

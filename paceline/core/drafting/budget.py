@@ -3,7 +3,7 @@
 Maximises (1 + U(B)) / T(B) as in the papers, with both terms measured: T is the time from one result of the engine to
 the next, everything between included, over all rows of that step; U is the expected number of accepted tokens by the
 drafter's probabilities times a calibration factor. The guard limits the loss while either model is wrong: it decides in
-which steps requests draft at all. No clock: the caller supplies times.
+which steps requests draft at all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.core.offloading import OffloadStats
 # waiting. Awake, requests feed their drafters and draft; in a quiet step they do neither, and decode as
 # `autoregressive` does. So quiet steps are what awake ones are compared with: these cost what they take longer, and
 # save steps of a request by the tokens they yield beyond one. The difference is an account of time, which drafting may
-# overdraw by a hundredth of the quiet steps. No clock: the caller supplies times.
+# overdraw by a hundredth of the quiet steps.
 
 
 MAX_ROWS: Final = 1024  # in one step, of all requests; a larger one is a prefill

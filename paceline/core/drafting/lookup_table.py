@@ -3,8 +3,8 @@
 DIAA's t-LUT and p-LUT (Tian et al. 2026) in one: the `NUM_SUCCESSORS` best successors of each token.
 
 A row is the head of a target's distribution after that token. Rows are stored sparsely, since most of a large
-vocabulary never occurs; a table may have a base table, which is read where it has no row itself. Knows no model, tree
-or file. Rows reveal text that somebody has read: the table's owner decides who reads it and when it is erased.
+vocabulary never occurs; a table may have a base table, which is read where it has no row itself. Rows reveal text that
+somebody has read: the table's owner decides who reads it and when it is erased.
 """
 
 from __future__ import annotations

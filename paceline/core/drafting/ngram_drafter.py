@@ -3,8 +3,8 @@
 The automaton gives the continuations of the longest suffix that occurred before, the tables the target's distribution
 after the last one or two tokens. Both are distributions over few tokens; they are mixed by the automaton's acceptance
 rate at that match length, and ranked with the common noise, so that at any temperature the drafts are those the target
-would sample under that distribution. Acceptance rates by rank and margin are estimated online. Knows no engine: `learn`
-receives the target's distributions.
+would sample under that distribution. Acceptance rates by rank and margin are estimated online. `learn` receives the
+target's distributions.
 """
 
 from __future__ import annotations

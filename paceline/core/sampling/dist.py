@@ -1,6 +1,6 @@
 """Next-token distributions, which engines return, machines compare and the wire carries; and the noise that draws.
 
-Knows nothing of sampling parameters or documents: see `sampler` and `aggregation.weights`.
+For sampling parameters see `sampler` and `aggregation.weights`.
 """
 
 from __future__ import annotations

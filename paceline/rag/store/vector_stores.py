@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,14 @@ class Compound:
 Filter = Comparison | Compound
 
 
+_ORDERS: Mapping[str, Callable[[Any, Any], object]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+
+
 def matches(condition: Filter, attributes: Attributes) -> bool:
     """True if the attributes satisfy the filter."""
     if isinstance(condition, Compound):
@@ -66,14 +75,8 @@ def matches(condition: Filter, attributes: Attributes) -> bool:
         case "in" | "nin":
             values = theirs if isinstance(theirs, tuple) else (theirs,)
             return any(_equal(ours, value) for value in values) == (condition.type == "in")
-        case "gt":
-            return _ordered(ours, theirs) and ours > theirs  # type: ignore[operator]  # of one kind
-        case "gte":
-            return _ordered(ours, theirs) and ours >= theirs  # type: ignore[operator]
-        case "lt":
-            return _ordered(ours, theirs) and ours < theirs  # type: ignore[operator]
-        case "lte":
-            return _ordered(ours, theirs) and ours <= theirs  # type: ignore[operator]
+        case order:
+            return _ordered(ours, theirs) and bool(_ORDERS[order](ours, theirs))
 
 
 def _equal(ours: object, theirs: object) -> bool:

@@ -1,6 +1,6 @@
 """Web search, and the limits of what goes in and comes out.
 
-Knows nothing of pages. A query leaves this machine: whoever calls decides whether it may.
+A query leaves this machine: whoever calls decides whether it may.
 """
 
 from __future__ import annotations

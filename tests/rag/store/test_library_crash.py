@@ -1,25 +1,20 @@
-"""A library in a process that is killed anywhere: what is left is consistent, and pending files are read later."""
+"""Files whose reading ends the program, or is stopped with it; and a program for tests/reliability to kill."""
 
 from __future__ import annotations
 
 import io
-import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.records import Selection, Vectors
-from paceline.rag.store import files as uploads_module
+from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.files import Paging
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
 from tests.rag.store.killed import STEPS
@@ -27,8 +22,6 @@ from tests.rag.store.killed import STEPS
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 OWNER = "ann"
-PAGING = Paging(100)
-SENTENCES = 40
 
 # Changes the library in a loop and sends itself SIGKILL just before its n-th step. A step is an SQL statement of any
 # thread or a call that creates or removes a file.
@@ -62,72 +55,6 @@ while True:
     i += 1
 """
 )
-
-
-def check(folder: Path) -> tuple[int, int]:
-    """Assert consistency, then read all pending files. Returns the numbers of files and of pending ones before."""
-    with (
-        DocumentStore.open(folder, HashEmbedder()) as documents,
-        closing(sqlite3.connect(folder / "documents.sqlite")) as rows,
-    ):
-        library = Library(documents, "cloud")
-        assert rows.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-        assert rows.execute("PRAGMA foreign_key_check").fetchall() == []
-        files = dict(rows.execute("SELECT id, bytes FROM files"))
-        for file, num_bytes in files.items():
-            text = library.uploads.path(file).read_text("utf-8")
-            assert len(text) == num_bytes
-            assert text.count("Sentence") == SENTENCES
-        left = whole(rows)
-        library.start()
-        while any(store.counts.in_progress for store in library.stores.page(OWNER, PAGING)[0]):
-            pass
-        assert whole(rows) == 0
-        stores = [store.id for store in library.stores.page(OWNER, PAGING)[0]]
-        counts = [library.stores.get(OWNER, store).counts for store in stores]
-        assert all(count.completed == count.total for count in counts)
-        assert documents.count(Selection(tuple(stores))) == sum(count.total for count in counts)
-        library.close()
-        on_disk = {path.name for path in library.uploads.path("x").parent.iterdir()}
-        assert on_disk == set(files), "bytes of a killed upload are removed"
-    return len(files), left
-
-
-def whole(rows: sqlite3.Connection) -> int:
-    """Assert that read files have all their chunks and pending ones none or those of an earlier reading. Returns the
-    number of pending files.
-    """
-    read = """SELECT status, documents.id, num_chunks FROM attached
-        LEFT JOIN documents ON collection = store AND documents.file = attached.file"""
-    left = 0
-    for status, document, num_chunks in rows.execute(read).fetchall():
-        left += status == "in_progress"
-        assert status in ("in_progress", "completed")
-        if document is None:
-            assert status == "in_progress"
-            continue
-        texts = [text for (text,) in rows.execute("SELECT text FROM chunks WHERE document = ?", (document,))]
-        assert len(texts) == num_chunks
-        assert " ".join(texts).count("Sentence") == SENTENCES
-    orphans = """SELECT count(*) FROM documents WHERE file != '' AND NOT EXISTS
-        (SELECT 1 FROM attached WHERE store = collection AND attached.file = documents.file)"""
-    assert rows.execute(orphans).fetchone() == (0,)
-    return left
-
-
-def test_a_killed_process_leaves_files_whole_and_pending_readings_are_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(uploads_module, "_STALE_S", -1.0)
-    folder, rng, seen = tmp_path / "docs", random.Random(7), set()
-    for steps in [5, *(rng.randrange(40, 1500) for _ in range(9))]:
-        done = subprocess.run(
-            [sys.executable, "-c", CHANGER, str(folder), str(steps)], capture_output=True, timeout=60, text=True
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        seen.add(check(folder))
-    assert len(seen) > 3, "the kills hit nothing"
-    assert any(left for _, left in seen), "nothing was being read"
 
 
 # Reads pending files, and sends itself SIGKILL when the poisonous text is embedded.
