@@ -50,7 +50,7 @@ class Load:
     warm: int = 3  # answers that only teach
     answers: int = 16  # after them
     rounds: int = 2  # of several at once, after one that only teaches
-    sizes: int = 5  # answers whose bytes are counted
+    sizes: int = 16  # answers whose bytes are counted
 
 
 QUICK: Final = Load(12, 1, 2, 1, 1)

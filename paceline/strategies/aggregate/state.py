@@ -22,7 +22,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side, other
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
-from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
+from paceline.strategies.aggregate.tree_planner import LEAST_USE, DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, NgramDrafts, PrefixNode, PrefixTree
@@ -138,6 +138,11 @@ MAX_MESSAGE_NODES = 256
 # decides, or did at first: less depends on what it sends. At 0.25 for the cloud answers took 3 to 7 % longer at a round
 # trip of 300 ms, for a sixth less bytes. Distributions do not wait: answers took 12 % longer.
 URGENT_USE: Mapping[Side, float] = {"cloud": 0.15, "device": 0.4}
+# Budget of a side's nodes with choices, bytes a token of the answer. Beyond it and what `CREDIT` tokens may take, only
+# nodes that are likelier to be used are sent: twice as likely as `LEAST_USE` where as much again is overdrawn.
+CHOICE_BYTES: Mapping[Side, float] = {"cloud": 16.0, "device": 8.0}
+CREDIT = 4.0
+ENVELOPE = 4  # bytes of a message besides its nodes, about
 MAX_DEPTH = 256  # tokens below the head; deeper nodes are ignored
 MAX_PEER_IDS = 4096  # remembered at once
 MAX_PEER_PROBS = 1 << 21  # probabilities of the peer's that live nodes hold: some 25 MB with their token ids
@@ -174,6 +179,7 @@ class DraftExchange:
         self._vocab_size = vocab_size
         self._tree = tree
         self.node_bytes = MovingAverage()  # size of a node on the link
+        self._num_bytes, self._begin = 0, tree.head.position  # sent, since when
         self._next_id = 0
         self._sent: dict[int, PrefixNode] = {}  # by own ids, earlier ones too: a request for more may name one
         self._peer_ids: dict[int, PrefixNode] = {}  # by the peer's ids
@@ -210,6 +216,8 @@ class DraftExchange:
     def _messages(self, nodes: Iterable[PrefixNode], epoch: int) -> list[Drafts]:
         head = self._tree.head
         uses = None if self._uses is None else self._uses(head)
+        if uses is not None and (least := self._least_use()) > LEAST_USE:
+            uses = {node: use for node, use in uses.items() if use >= least}
         live = [node for node in nodes if node.alive and node.own_dist is not None]
         ready: dict[PrefixNode, None] = {}
         for node in live:
@@ -226,6 +234,13 @@ class DraftExchange:
             self._message(sendable[at : at + MAX_MESSAGE_NODES], epoch)
             for at in range(0, len(sendable), MAX_MESSAGE_NODES)
         ]
+
+    def _least_use(self) -> float:
+        """Probability of being used, below which a node is not worth its bytes now."""
+        if not self._aggregator.sends_choices:
+            return LEAST_USE
+        overdrawn = self._num_bytes / CHOICE_BYTES[self._side] - (self._tree.head.position - self._begin) - CREDIT
+        return min(1.0, LEAST_USE * (1.0 + max(0.0, overdrawn) / CREDIT))
 
     def _message(self, nodes: Sequence[PrefixNode], epoch: int) -> Drafts:
         head, first = self._tree.head, self._next_id
@@ -249,7 +264,9 @@ class DraftExchange:
         )
         packed = pack_nodes(encoded)
         dists = [encode_head(dist, precise=False) for dist in heads]
-        self.node_bytes.add((len(packed) + sum(len(dist.ids) + len(dist.probs) for dist in dists)) / len(nodes))
+        size = len(packed) + sum(len(dist.ids) + len(dist.probs) for dist in dists)
+        self.node_bytes.add(size / len(nodes))
+        self._num_bytes += size + ENVELOPE
         return Drafts(0, epoch, packed, dists)
 
     def _share(self, node: PrefixNode, own: OwnDist) -> PeerDist:
