@@ -13,7 +13,8 @@ from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, Ow
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
-from paceline.strategies.aggregate.state import MAX_PEER_PROBS, DraftExchange
+from paceline.strategies.aggregate.state import CHOICE_BYTES, CREDIT, MAX_PEER_PROBS, DraftExchange
+from paceline.strategies.aggregate.tree_planner import LEAST_USE
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, encode
 from paceline.wire.dist_codec import decode_head, encode_head
@@ -316,3 +317,29 @@ def test_whole_distributions_of_a_large_vocabulary_are_held_up_to_a_limit_and_ta
         tree.advance(65)
     receiver.forget_dead()
     assert send(nodes, nodes) == list(range(5, 5 + fits)), "what is nearest to the head is taken first"
+
+
+def test_choices_keep_to_their_budget_and_a_head_is_sent_whatever_was_spent() -> None:
+    side: Side = "cloud"  # its budget is above what heads take
+    chance, tree, targets = random.Random(5), PrefixTree(0), 200
+    likely = dict[PrefixNode, float]()
+    exchange = DraftExchange(side, rule_of("coin"), VOCAB, tree, uses=lambda _: likely)
+    sizes: list[int] = []
+
+    def scored(node: PrefixNode) -> PrefixNode:
+        node.own_dist = OwnDist.of(random_dist(chance))
+        return node
+
+    for _ in range(targets):
+        nodes = [tree.head] + [tree.head.child(first).child(second) for first in TOKENS for second in TOKENS]
+        nodes[1:1] = [tree.head.child(first) for first in TOKENS]
+        likely.update(dict.fromkeys(nodes, 0.95) | {tree.head: 1.0})
+        sizes += [
+            len(encode(each)) for each in exchange.encode([each for each in map(scored, nodes) if not each.own_id], 0)
+        ]
+        assert tree.head.own_id is not None
+        tree.advance(chance.choice(TOKENS))
+    # Where only what is certain would be sent, so much is overdrawn; a message more may have led there.
+    overdrawn = CREDIT / LEAST_USE + max(sizes) / CHOICE_BYTES[side]
+    assert sum(sizes) <= CHOICE_BYTES[side] * (targets + overdrawn)
+    assert sum(sizes) > 0.5 * CHOICE_BYTES[side] * targets
