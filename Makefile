@@ -93,7 +93,7 @@ wheel: venv ## build the wheel, install it in an empty directory, run it there
 docs: venv ## write paceline/api/official.json, openapi/openapi.json and openapi/link.md anew, from the code
 	@$(BIN)/python -m lab.client_shapes > $(VENV)/official.json && mv $(VENV)/official.json paceline/api/official.json
 	@$(BIN)/python -m lab.link_document > openapi/link.md
-	@$(BIN)/python -m paceline.server.openapi > openapi/openapi.json
+	@$(BIN)/python -m lab.openapi > openapi/openapi.json
 
 clean: ## remove what make and the tools made
 	@rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

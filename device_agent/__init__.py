@@ -1,10 +1,8 @@
 """The device's program: the shared HTTP API over its own model and private documents, and its link to a cloud.
 
 activity     `paceline devices activity`
-cloud        keeps this device enrolled at a cloud, and linked to it
+cloud        its credential at a cloud, enrolment and link
 commands     `paceline agent`, `stage`, `setup`, `join` and `devices activity`
-credentials  file of keys, one entry per cloud
-enrolment    exchanges keys with a cloud by a one-time code
 link_check   what `paceline doctor` says of the link
 program      the process from start to stop
 setup        `paceline setup` and `paceline join`

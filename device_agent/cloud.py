@@ -1,24 +1,231 @@
-"""Connection to a cloud: enrolment by one-time code, and a link that is redialled as long as the program runs."""
+"""This device at a cloud: its credential there, enrolment by a one-time code, and a link that is redialled.
+
+Credentials are a JSON file of mode 0600 with an entry for each cloud, by its URL. One that others can read is refused,
+as ssh does with its keys. Enrolment exchanges a new key of this device for the cloud's, both authenticated by the code.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import hmac
+import json
 import logging
 import random
+import secrets
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
 
-from paceline.errors import ConfigError, LinkClosed
-from paceline.runtime.identity import device_handshake
+import httpx
+import msgspec
+
+from paceline.core.addresses import is_loopback
+from paceline.core.printable import printable
+from paceline.errors import ConfigError, LinkClosed, other_format
+from paceline.runtime.identity import PrivateKey, device_handshake, verify
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.emulation import Emulation
-from paceline.wire.identity import DiallerHandshake
-from paceline.wire.messages import Introduction
+from paceline.runtime.link.transport import unreachable
+from paceline.secret_files import private_folder, read_private, write_private
+from paceline.wire.identity import (
+    BY_CODE,
+    BY_DEVICE,
+    CodeSecrets,
+    DiallerHandshake,
+    EnrolmentRequest,
+    answer_bytes,
+    answer_mac,
+    code_secrets,
+    request_bytes,
+)
+from paceline.wire.messages import KEY_BYTES, MAX_KEYS, NONCE_BYTES, Introduction
 
-from .credentials import CloudKeys, Credential, Credentials
-from .enrolment import exchange
+FILE = "credentials.json"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What this device needs to link to one cloud."""
+
+    device: str  # the name its owner gave it at the server
+    server_key: bytes  # pinned when it enrolled
+    keys: tuple[PrivateKey, ...] = field(repr=False)  # the present one, and one whose renewal is not confirmed
+
+
+_Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
+
+
+class _Entry(msgspec.Struct):
+    """A credential as it lies in the file; msgspec writes bytes in base64."""
+
+    device: str
+    server_key: _Key
+    keys: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]  # seeds
+
+
+class _Format(msgspec.Struct):
+    format: int | float | str | None
+
+
+class _File(_Format):
+    clouds: dict[str, _Entry]
+
+
+class Credentials:
+    """The file in a state directory. Methods raise ConfigError when only a person can repair it."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.path = state_dir / FILE
+
+    def get(self, cloud: str) -> Credential | None:
+        entry = self._read().get(cloud)
+        if entry is None:
+            return None
+        return Credential(entry.device, entry.server_key, tuple(map(PrivateKey, entry.keys)))
+
+    def put(self, cloud: str, credential: Credential) -> None:
+        entry = _Entry(credential.device, credential.server_key, [key.seed for key in credential.keys])
+        try:
+            private_folder(self.path.parent)
+            content = msgspec.json.encode(_File(FORMAT, self._read() | {cloud: entry}))
+            write_private(self.path, msgspec.json.format(content))
+        except OSError as error:
+            raise ConfigError(f"The credential cannot be kept in {self.path}: {error.strerror}.") from error
+
+    def _read(self) -> dict[str, _Entry]:
+        content = read_private(self.path, otherwise="have the device revoked and enrol it again")
+        if content is None:
+            return {}
+        try:
+            found = msgspec.json.decode(content, type=_Format).format
+            if found != FORMAT:
+                raise other_format(self.path, found, FORMAT, "remove the file and enrol the device again")
+            return msgspec.json.decode(content, type=_File).clouds
+        except msgspec.DecodeError as error:
+            raise ConfigError(f"{self.path} is damaged: remove it and enrol the device again.") from error
+
+
+class CloudKeys:
+    """This device's keys for one cloud: what the link needs of them, and their renewal (a `KeyStore`)."""
+
+    def __init__(self, credentials: Credentials, cloud: str, credential: Credential) -> None:
+        self.credential = credential
+        self._credentials = credentials
+        self._cloud = cloud
+
+    async def make_key(self) -> PrivateKey:
+        present, *unconfirmed = self.credential.keys
+        if not unconfirmed:
+            await self._keep((present, PrivateKey.generate()))
+        return self.credential.keys[-1]
+
+    async def settle(self, public_key: bytes) -> None:
+        await self._keep(tuple(key for key in self.credential.keys if key.public_key == public_key))
+
+    async def _keep(self, keys: tuple[PrivateKey, ...]) -> None:
+        """Store these keys, twice a day. In a thread the write could outlive its link, and undo a later one."""
+        kept = Credential(self.credential.device, self.credential.server_key, keys)
+        self._credentials.put(self._cloud, kept)
+        self.credential = kept
+
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 65_536
+MAX_SENTENCE = 400  # characters of a server's refusal that are shown
+
+
+async def exchange(cloud: str, code: str) -> Credential:
+    """Enrol at a cloud, given by its base URL over HTTP.
+
+    Raises LinkClosed when the cloud cannot be reached now, ConfigError when it refuses, or does not know the code.
+    """
+    try:
+        derived = await asyncio.to_thread(code_secrets, code)
+    except ValueError as error:
+        raise ConfigError(f"What was given as the code cannot be one: {error}.") from None
+    key = PrivateKey.generate()
+    request = _request(derived, key)
+    status, body = await _post(f"{cloud}/v1/devices/enrol", _to_json(request))
+    if status >= 500 or status == 429:
+        raise LinkClosed(f"{cloud} cannot enrol now: it answered {status}")
+    if status != 200:
+        raise ConfigError(f"{cloud} did not enrol this device ({status}). {_sentence(body)}")
+    return _checked(cloud, derived, request, key, body)
+
+
+def _request(derived: CodeSecrets, key: PrivateKey) -> EnrolmentRequest:
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    by_code = PrivateKey(derived.seed).sign(request_bytes(BY_CODE, derived.id, key.public_key, nonce))
+    by_device = key.sign(request_bytes(BY_DEVICE, derived.id, key.public_key, nonce))
+    return EnrolmentRequest(derived.id, key.public_key, nonce, by_code, by_device)
+
+
+def _to_json(request: EnrolmentRequest) -> dict[str, object]:
+    made: dict[str, object] = msgspec.to_builtins(request)  # bytes in base64
+    return made
+
+
+async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, object]]:
+    """Status and JSON object of the answer; an empty one for anything else, or more than MAX_ANSWER_BYTES."""
+    content = b""
+    try:
+        # A proxy named by the environment is used, except for this machine itself.
+        loopback = is_loopback(urlsplit(url).hostname or "")
+        trusted = ssl.create_default_context()  # what the system trusts, as for the link; not httpx's own list
+        async with (
+            asyncio.timeout(TIMEOUT_S),  # the whole of it: httpx counts the time between two pieces only
+            httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=not loopback, verify=trusted) as http,
+            http.stream("POST", url, json=body, headers={"accept-encoding": "identity"}) as answer,
+        ):
+            async for piece in answer.aiter_raw():
+                content += piece
+                if len(content) > MAX_ANSWER_BYTES:
+                    return answer.status_code, {}
+    except (httpx.TransportError, httpx.InvalidURL, TimeoutError) as error:
+        raise LinkClosed(unreachable(url, error)) from error
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    return answer.status_code, found if isinstance(found, dict) else {}
+
+
+def _checked(
+    cloud: str, derived: CodeSecrets, request: EnrolmentRequest, key: PrivateKey, body: dict[str, object]
+) -> Credential:
+    """The credential of an answer by the server that issued the code. Raises ConfigError for any other answer."""
+    try:
+        device = body["device"]
+        server_key, mac, signature = (
+            base64.b64decode(str(body[name]), validate=True) for name in ("server_key", "mac", "signature")
+        )
+    except (KeyError, ValueError):
+        raise ConfigError(f"{cloud} did not enrol this device. {_sentence({})}") from None
+    signed = answer_bytes(request, str(device), server_key)
+    right = hmac.compare_digest(mac, answer_mac(derived.mac_key, signed))
+    if not right or not verify(server_key, signature, signed):
+        raise ConfigError(
+            f"The answer of {cloud} does not come from the server that issued the code: somebody is in between. "
+            "Nothing was kept; revoke the device at the server."
+        )
+    return Credential(str(device), server_key, (key,))
+
+
+def _sentence(body: dict[str, object]) -> str:
+    """The server's reason, which a stranger may have written."""
+    error = body.get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    if not isinstance(message, str) or not message:
+        return "Is it a Paceline server, of the same release?"
+    return printable(message[:MAX_SENTENCE])
+
 
 _log = logging.getLogger("paceline.agent")
 

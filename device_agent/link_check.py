@@ -27,8 +27,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.identity import CODE, UNLIKE, normalised
 from paceline.wire.messages import VERSION, Introduction
 
-from .cloud import http_url, link_url
-from .credentials import Credential, Credentials
+from .cloud import Credential, Credentials, http_url, link_url
 
 ANSWER_S = 10.0
 UNKNOWN = "-"  # in place of a tokenizer's fingerprint

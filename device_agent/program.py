@@ -21,8 +21,7 @@ from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings
 from paceline.wire.messages import Introduction
 
-from .cloud import Cloud
-from .credentials import Credentials
+from .cloud import Cloud, Credentials
 
 PEER = "cloud"  # its name at this side's node
 

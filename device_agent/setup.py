@@ -166,9 +166,7 @@ def _enrolled(invitation: str, file: Path, *, insecure: bool, state_dir: Path | 
     """Enrol by an invitation, or take a URL as it is. Gives what the file is to say of it and does not yet."""
     import asyncio
 
-    from .cloud import http_url
-    from .credentials import Credentials
-    from .enrolment import exchange
+    from .cloud import Credentials, exchange, http_url
 
     url, _, code = invitation.strip().removeprefix("paceline join ").strip("'").partition("#")
     known = file if file.exists() else Path(os.devnull)

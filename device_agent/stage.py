@@ -102,9 +102,7 @@ async def _credential(settings: StageSettings) -> StageCredential:
 
     from paceline.runtime.stages.local import StageCredential
 
-    from .cloud import http_url
-    from .credentials import Credentials
-    from .enrolment import exchange
+    from .cloud import Credentials, exchange, http_url
 
     if settings.credential == STDIN:
         try:

@@ -15,5 +15,6 @@ replay         a log of machines, run again
 grid           what `auto` takes, beside every other way to the same text
 walk           the files that a request walks through
 link_document  the generator of openapi/link.md
+openapi        of openapi/openapi.json
 client_shapes  the generator of paceline/api/official.json
 """

@@ -13,9 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
+from lab.openapi import sample
 from paceline.api.http.auth import Keyring
 from paceline.api.openapi import Json, official_names, outline, schemas_of
-from server.openapi import sample
 
 _PREFIX: Final = "openai."  # some of whose names are also ours
 _LIST: Final = re.compile(r"(SyncPage|SyncCursorPage)\[([\w.]+)\]")

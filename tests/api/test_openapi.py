@@ -12,13 +12,13 @@ from fastapi.routing import APIRoute
 from starlette.routing import WebSocketRoute
 
 from lab import client_shapes
+from lab.openapi import sample
 from paceline.api.http.auth import SCOPES, Keyring
 from paceline.api.http.routing import routes_of
 from paceline.api.openapi import OFFICIAL
 from paceline.api.page.endpoint import load_assets
 from server import links
 from server.keys import Keys
-from server.openapi import sample
 from tests.api.declared import declared
 from tests.api.generation.test_request import told
 from tests.api.scripted import client_of, running

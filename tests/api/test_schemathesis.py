@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from lab.openapi import sample
 from paceline.api.http.auth import Keyring
-from server.openapi import sample
 from tests.api.scripted import WAIT, running
 from tests.api.test_openapi import FILE
 

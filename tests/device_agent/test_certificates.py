@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from device_agent import enrolment, link_check
-from device_agent.cloud import Cloud
-from device_agent.credentials import Credential, Credentials
-from device_agent.enrolment import exchange
+from device_agent import cloud as at_cloud
+from device_agent import link_check
+from device_agent.cloud import Cloud, Credential, Credentials, exchange
 from device_agent.link_check import cloud_link
 from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
@@ -33,7 +32,7 @@ TOLD = "has a certificate that this machine does not trust (self-signed certific
 
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enrolment, "TIMEOUT_S", WAIT)
+    monkeypatch.setattr(at_cloud, "TIMEOUT_S", WAIT)
     monkeypatch.setattr(link_check, "ANSWER_S", WAIT)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from device_agent import link_check
-from device_agent.credentials import Credential, Credentials
+from device_agent.cloud import Credential, Credentials
 from device_agent.link_check import cloud_link
 from paceline.commands.groups import Found
 from paceline.runtime.identity import PrivateKey

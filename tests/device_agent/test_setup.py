@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from device_agent import setup as module
+from device_agent.cloud import Credential, Credentials
 from device_agent.commands import register
-from device_agent.credentials import Credential, Credentials
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import AgentSettings, ServerSettings
@@ -41,7 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             raise LinkClosed(f"{cloud} does not answer")
         return Credential("laptop", b"k" * 32, (PrivateKey.generate(),))
 
-    monkeypatch.setattr("device_agent.enrolment.exchange", exchange)
+    monkeypatch.setattr("device_agent.cloud.exchange", exchange)
     return calls
 
 

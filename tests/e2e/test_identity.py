@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from device_agent.credentials import Credentials
+from device_agent.cloud import Credentials
 from paceline.commands.demo import Child, Children, Readiness, command, configured, free_port
 from tests.postgres import forget_key
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from starlette.websockets import WebSocket
 
-from device_agent.cloud import link_url
-from device_agent.credentials import Credential
+from device_agent.cloud import Credential, link_url
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of

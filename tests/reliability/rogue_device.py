@@ -6,9 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Self
 
-from device_agent.cloud import link_url
-from device_agent.credentials import Credential
-from device_agent.enrolment import exchange
+from device_agent.cloud import Credential, exchange, link_url
 from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import device_handshake

@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from device_agent.cloud import Cloud
-from device_agent.credentials import Credentials
+from device_agent.cloud import Cloud, Credentials
 from lab.baselines.dragon import shaped
 from paceline.commands.demo import Children, command, configured, free_port
 from paceline.engine.fake import fake_model

@@ -19,8 +19,7 @@ import httpx
 import psutil
 import pytest
 
-from device_agent.cloud import http_url
-from device_agent.enrolment import exchange
+from device_agent.cloud import exchange, http_url
 from paceline.commands.demo import Child, Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.strategies.registry import STRATEGIES

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from device_agent.enrolment import exchange
+from device_agent.cloud import exchange
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link.transport import TransportClosed

@@ -8,10 +8,10 @@ import pytest
 from fastapi import FastAPI
 from starlette.routing import Route
 
+from lab.openapi import sample
 from paceline.api.http.auth import Keyring
 from paceline.api.http.routing import routes_of
 from paceline.api.page.endpoint import load_assets
-from server.openapi import sample
 from tests.reliability.conftest import Figure
 from tests.reliability.real_server import WAIT, RealServer
 

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from device_agent.cloud import Cloud
-from device_agent.credentials import Credentials
+from device_agent.cloud import Cloud, Credentials
 from paceline.commands.demo import Children, command, free_port
 from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed

@@ -19,16 +19,16 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from device_agent.enrolment import _checked, _request, _to_json, exchange
+from device_agent.cloud import _checked, _request, _to_json, exchange
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.identity import ALPHABET, Claim, EnrolmentRequest, answer_bytes, answer_mac, code_secrets, normalised
+from server.app import ENROL as PATH
 from server.commands import register
 from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
-from server.enrolment import PATH
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
 

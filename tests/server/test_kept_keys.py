@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.credentials import Credential, Credentials
+from device_agent.cloud import Credential, Credentials
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.identity import code_secrets

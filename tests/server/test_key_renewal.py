@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from device_agent.cloud import http_url
-from device_agent.credentials import CloudKeys, Credentials
+from device_agent.cloud import CloudKeys, Credentials, http_url
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.close_codes import CloseCode

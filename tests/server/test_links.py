@@ -12,9 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
-from device_agent.cloud import Cloud, http_url, link_url
-from device_agent.credentials import Credential, Credentials
-from device_agent.enrolment import exchange
+from device_agent.cloud import Cloud, Credential, Credentials, exchange, http_url, link_url
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of

@@ -12,11 +12,11 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
+from lab.openapi import sample
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import MAX_BODY, Schema
 from paceline.api.http.routing import LargeRoute
 from paceline.errors import RequestError
-from server.openapi import sample
 from tests.api.declared import Declared, declared
 from tests.api.generation.test_request import told
 from tests.api.scripted import WAIT, client_of, running

@@ -1,4 +1,4 @@
-"""Generate `openapi/openapi.json` from the code: `python -m paceline.server.openapi`.
+"""Generate `openapi/openapi.json` from the code: `python -m lab.openapi`.
 
 Describes the server's own application, built with the fake model and no documents; it serves no request.
 """
@@ -24,10 +24,9 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
 from paceline.runtime.parts import NodeParts, Offer
 from paceline.wire.messages import Introduction
-
-from .app import add_devices
-from .devices import Registry
-from .links import Links
+from server.app import add_devices
+from server.devices import Registry
+from server.links import Links
 
 
 @contextmanager
