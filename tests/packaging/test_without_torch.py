@@ -55,7 +55,7 @@ paceline.commands.main.main()
 """
 ON_TORCH = (
     r"paceline\.engine\.(hf|number_format|paged\..*|quantized|self_test|stage|stored_weights|tensors"
-    r"|sampling\.(?!host_rows|row_kernel).*)"
+    r"|sampling\.(?!row_kernel).*)"
 )
 IN_A_STAGE = r"paceline\.runtime\.stages\.stage_(server|worker)"
 

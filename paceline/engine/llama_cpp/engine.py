@@ -26,7 +26,7 @@ from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch, conditions, measured
 from paceline.engine.model_config import sampling_defaults
-from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
+from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel

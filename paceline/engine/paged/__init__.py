@@ -2,7 +2,6 @@
 
 engine         `PagedEngine`, and `patch_model`, which replaces a model's attention and linears
 kv_cache       `PagedKvCache`, sequences with their block tables; base class of `PagedEngine` and `Stage`
-flat_batch     a batch as one flat row of tokens
 attention      attention over the blocks for it, gathered or tiled
 packed_linear  linears packed for oneDNN, fused decoder layers and MLPs
 """

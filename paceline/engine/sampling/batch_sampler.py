@@ -24,10 +24,10 @@ from torch import Tensor
 from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
-from paceline.engine.sampling.noise import DISTINCT, may_revive
 from paceline.engine.sampling.open_sampler import open_tokens
 from paceline.engine.sampling.row_kernel import MARGIN, is_plain, margins, sample_rows
 from paceline.engine.sampling.workspace import (
+    DISTINCT,
     Array,
     Pending,
     Workspace,
@@ -38,6 +38,7 @@ from paceline.engine.sampling.workspace import (
     ids_of,
     is_remote,
     largest,
+    may_revive,
     moved_ids,
     process,
     settled,

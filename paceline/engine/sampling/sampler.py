@@ -42,9 +42,9 @@ from paceline.core.sampling.sampler import (
 )
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.noise import UNDERFLOW, may_revive
 from paceline.engine.sampling.open_sampler import GroupScores
 from paceline.engine.sampling.workspace import (
+    UNDERFLOW,
     Array,
     Pending,
     Workspace,
@@ -53,6 +53,7 @@ from paceline.engine.sampling.workspace import (
     inverse_temperatures,
     is_remote,
     largest,
+    may_revive,
     process,
     some_rows,
     to_device,

@@ -124,6 +124,24 @@ def inverse_temperatures(rows: Sequence[RowSampling], device: torch.device) -> T
     return to_device(np.array(values, dtype=np.float64), device)[:, None]
 
 
+# How near two values must be for rounding to decide between them, beside `row_kernel.MARGIN`.
+
+
+DISTINCT = 1e-5  # nats: logits that differ by more have different probabilities in float32
+UNDERFLOW = 80.0  # nats below the best: probabilities in float32 may be 0 there
+
+
+def may_revive(plain: Tensor, scores: Tensor, best: Tensor) -> Tensor:
+    """(rows,) True where an id may be chosen to which the reference, by its model's own probability in float32, gives
+    none. plain, scores: (rows, vocab) before and after changes. best: (rows, 1) the model's own largest logits."""
+    floor = best - UNDERFLOW
+    if not is_remote(plain.device) and bool((plain.amin(1, keepdim=True) >= floor).all()):
+        return torch.zeros(len(plain), dtype=torch.bool, device=plain.device)
+    lost = scores.masked_fill(plain >= floor, -torch.inf).amax(1)
+    top = scores.amax(1)
+    return (lost > top - UNDERFLOW) | (top == -torch.inf)
+
+
 class Workspace:
     """Float32 buffers by name. A fresh one would cost more in page faults than what fills it."""
 

@@ -20,7 +20,7 @@ from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
-from paceline.engine.sampling.host_rows import HostLogits
+from paceline.engine.sampling.row_kernel import HostLogits
 from paceline.errors import EngineError, LocalProtocolError, RemoteProtocolError
 from paceline.runtime.stages.history import Imported
 from paceline.runtime.stages.members import Members

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.engine.paged.attention.tile_plan import LayerAttention
-from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
-from paceline.engine.paged.kv_cache import KvStorage
+from paceline.engine.paged.kv_cache import FlatBatch, KvStorage, SegmentSlots
 
 BLOCK = 16
 Kind = Literal["prompt", "decode", "chain", "tree", "part"]

@@ -14,9 +14,9 @@ from lab.torch_kernels import TorchKernels
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
 from paceline.engine.paged.attention import backends
-from paceline.engine.paged.attention.backends import choose_attention
+from paceline.engine.paged.attention.backends import Run, choose_attention
 from paceline.engine.paged.attention.tile_plan import Operands
-from paceline.engine.paged.engine import PagedEngine, Run
+from paceline.engine.paged.engine import PagedEngine
 from tests.engine.conftest import HERE
 from tests.engine.trials import extend, sequences
 

@@ -11,8 +11,8 @@ import torch
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.loader import load_engine
-from paceline.engine.paged.attention.backends import Tiled
-from paceline.engine.paged.engine import MAX_ROWS, PagedEngine, Run, StepGraphs, buckets, plain_call
+from paceline.engine.paged.attention.backends import MAX_ROWS, Run, StepGraphs, Tiled, buckets, plain_call
+from paceline.engine.paged.engine import PagedEngine
 from paceline.engine.sampling.sampler import DeviceLogits
 from paceline.errors import EngineError
 from tests.engine.conftest import DEVICE, HERE, TILED

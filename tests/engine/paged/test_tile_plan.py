@@ -20,7 +20,7 @@ from paceline.engine.paged.attention.tile_plan import (
     most_slots,
     plan_tiles,
 )
-from paceline.engine.paged.flat_batch import SegmentSlots
+from paceline.engine.paged.kv_cache import SegmentSlots
 from tests.engine.paged.attention_cases import Kind, case
 
 KINDS: tuple[Kind, ...] = ("prompt", "decode", "chain", "tree", "part")

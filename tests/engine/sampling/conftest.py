@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 
-from paceline.engine.sampling import batch_sampler, noise, open_sampler, row_kernel, workspace
+from paceline.engine.sampling import batch_sampler, open_sampler, row_kernel, workspace
 from tests.kernels import built
 
 
@@ -21,5 +21,5 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, built
     """Rows are sampled on a CPU by the kernel and without it, and as on a device of which every look is a wait."""
     monkeypatch.setattr(row_kernel, "kernel", lambda: built_kernel if request.param == "kernel" else None)
     if request.param == "device":
-        for module in (batch_sampler, noise, open_sampler, workspace):
+        for module in (batch_sampler, open_sampler, workspace):
             monkeypatch.setattr(module, "is_remote", lambda _: True)

@@ -15,10 +15,9 @@ from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, RowTree, SampledRow, SamplingParams, sample_row
 from paceline.engine.base import SampleRequest
-from paceline.engine.sampling import host_rows, noise, row_kernel
+from paceline.engine.sampling import open_sampler, row_kernel
 from paceline.engine.sampling.batch_sampler import BatchSampler
-from paceline.engine.sampling.host_rows import HostLogits, sample_host_rows
-from paceline.engine.sampling.row_kernel import is_plain
+from paceline.engine.sampling.row_kernel import HostLogits, is_plain, sample_host_rows
 from paceline.engine.sampling.workspace import group_maxima
 from paceline.engine.tensors import dists
 from tests.depth import DEPTH
@@ -220,17 +219,17 @@ def test_the_noise_is_that_of_the_core() -> None:
     keys = core_noise.row_keys(seeds, positions)
     on_device = torch.from_numpy(keys.view(np.int64))
     groups = np.random.default_rng(0).integers(0, 2**18, size=(5, 40))
-    found = noise.GroupNoise(on_device, 2**18)
+    found = open_sampler.GroupNoise(on_device, 2**18)
     ids = (groups[:, :, None] * core_noise.GROUP + np.arange(core_noise.GROUP)).reshape(5, -1)
     assert found.gumbel(torch.from_numpy(groups), torch.arange(5)).numpy() == pytest.approx(
         core_noise.gumbel_rows(keys, ids), rel=1e-13
     )
-    least = noise.GroupNoise(on_device, 2**12).least.numpy()
+    least = open_sampler.GroupNoise(on_device, 2**12).least.numpy()
     assert least == pytest.approx(core_noise.group_minima(keys, 2**12), rel=1e-13)
-    hashes = noise.mixed_by_torch(on_device)  # what a GPU computes
+    hashes = open_sampler.mixed_by_torch(on_device)  # what a GPU computes
     assert np.array_equal(hashes.numpy().view(np.uint64), core_noise.mixed(keys))
     by_numpy = -np.log(core_noise.uniforms(core_noise.mixed(keys)))
-    assert noise.exponentials_by_torch(hashes).numpy() == pytest.approx(by_numpy, rel=1e-13)
+    assert open_sampler.exponentials_by_torch(hashes).numpy() == pytest.approx(by_numpy, rel=1e-13)
 
 
 @pytest.mark.parametrize("kind", LOGITS)
@@ -248,7 +247,7 @@ def test_rows_of_arrays_have_the_tokens_of_the_reference(
         referred += is_plain(row)
         return sample_row(dist, row)
 
-    monkeypatch.setattr(host_rows, "sample_row", counted)
+    monkeypatch.setattr(row_kernel, "sample_row", counted)
     for vocab in (5, 257, 2048):
         logits = HostLogits(LOGITS[kind](rng, (60, vocab + 3)).astype(np.float32))
         rows = tuple(random_row(rng, vocab) for _ in range(60))

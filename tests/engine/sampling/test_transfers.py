@@ -11,7 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from paceline.core.sampling.sampler import RowSampling, SamplingParams, sample_row
-from paceline.engine.sampling import batch_sampler, noise, open_sampler, workspace
+from paceline.engine.sampling import batch_sampler, open_sampler, workspace
 from paceline.engine.sampling.batch_sampler import BatchSampler
 from paceline.engine.sampling.workspace import to_host
 from paceline.engine.tensors import dists
@@ -44,7 +44,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(len(tensors))
         return to_host(tensors)
 
-    for module in (batch_sampler, noise, open_sampler, workspace):
+    for module in (batch_sampler, open_sampler, workspace):
         monkeypatch.setattr(module, "is_remote", lambda _: True)
     for module in (open_sampler, workspace):
         monkeypatch.setattr(module, "to_host", counted)

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.batching.segment import PlacedSegment
-from paceline.engine.paged.flat_batch import FlatBatch, SegmentSlots
-from paceline.engine.paged.kv_cache import KvStorage
+from paceline.engine.paged.kv_cache import FlatBatch, KvStorage, SegmentSlots
 
 Ints = NDArray[np.int32]
 
