@@ -101,17 +101,10 @@ def sampling_defaults(directory: Path) -> SamplingDefaults:
     values: dict[str, float] = {}
     for name, is_in_range in _RANGES.items():
         value = content.get(name)
-        if value is None:
-            continue
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or not is_in_range(value)
-        ):
+        if isinstance(value, int | float) and type(value) is not bool and math.isfinite(value) and is_in_range(value):
+            values[name] = value
+        elif value is not None:
             log.warning("%s: %s = %.40r cannot be used and is passed over", file, name, value)
-            continue
-        values[name] = value
     if content.get("do_sample") is False and "temperature" not in values:
         values["temperature"] = 0.0
     top_k = values.pop("top_k", None)

@@ -173,7 +173,7 @@ class Tokenizer:
         template_kwargs: further variables of the template. Raises RequestError for a conversation that the template
         does not show in any of these ways.
         """
-        asked = _Asked(messages, self._special_names(), template_kwargs)
+        asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
         refusal: RequestError | None = None
         for layout in _LAYOUTS:
             try:
@@ -197,7 +197,7 @@ class Tokenizer:
         The three are encoded separately, so that the KV of preamble and document is exact for every later question.
         Where a template can only place the document behind earlier messages, the preamble holds these.
         """
-        asked = _Asked(messages, self._special_names(), template_kwargs)
+        asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
         mark = asked.fresh()
         refusal: RequestError | None = None
         placed: tuple[str, str] | None = None
@@ -253,9 +253,6 @@ class Tokenizer:
             yield self._render(before, asked.variables) + begun["content"]
         else:
             yield self._render(messages, asked.variables)
-
-    def _special_names(self) -> Iterator[str]:
-        return (self._added[token_id] for token_id in self._special)
 
     @cached_property
     def _roles_in_parts(self) -> frozenset[str]:
@@ -387,10 +384,6 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def _as_it_is(messages: Conversation) -> Conversation:
-    return messages
-
-
 def _folded(messages: Conversation, *, keep: int) -> Conversation:
     """The same texts for templates that know no system messages, but `keep` first ones, and want roles to alternate."""
     folded: Conversation = []
@@ -434,7 +427,7 @@ def _document_layouts(text: str) -> Iterator[Layout]:
     yield partial(_at_last, text=text)
 
 
-_LAYOUTS: Final[tuple[Layout, ...]] = (_as_it_is, partial(_folded, keep=1), partial(_folded, keep=0), _at_last)
+_LAYOUTS: Final[tuple[Layout, ...]] = (list, partial(_folded, keep=1), partial(_folded, keep=0), _at_last)
 
 
 def _parts(text: str) -> list[dict[str, str]]:
@@ -476,15 +469,12 @@ def _chat_template(path: Path) -> str | None:
 class SpecialTokens:
     """Special tokens of a model folder, from all files that may name them."""
 
-    names: Mapping[str, str | None] = field(
-        default_factory=dict
-    )  # such as bos_token, as templates know them; None: the model has none
+    # Such as bos_token, as templates know them; None: the model has none.
+    names: Mapping[str, str | None] = field(default_factory=dict)
     ids: Mapping[str, int] = field(default_factory=dict)  # of the same, where a configuration has numbers alone
     ends: frozenset[int] = frozenset()  # tokens that end an answer
     further: tuple[str, ...] = ()  # those without a name
-    added: Mapping[int, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # by id, as `added_tokens_decoder` describes them
+    added: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # by id, as `added_tokens_decoder` has them
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from paceline.errors import ConfigError
 from paceline.hub.download import FILE, PARTIAL, PICKLED, HubName, Unreachable, local, path_part, pull
@@ -39,7 +39,7 @@ class ModelFacts:
 
 
 def facts_of(directory: Path) -> ModelFacts:
-    config = _object(directory / "config.json")
+    config = json_object(directory / "config.json")
     text = config.get("text_config")
     texts: tuple[Mapping[str, object], ...] = (config, text) if isinstance(text, Mapping) else (config,)
     lengths = (each.get(name) for each in texts for name in _LENGTHS)
@@ -51,8 +51,8 @@ def facts_of(directory: Path) -> ModelFacts:
         architecture,
         next((length for length in lengths if isinstance(length, int)), None),
         (directory / "chat_template.jinja").is_file()
-        or "chat_template" in _object(directory / "tokenizer_config.json")
-        or "chat_template" in _object(directory / "chat_template.json"),
+        or "chat_template" in json_object(directory / "tokenizer_config.json")
+        or "chat_template" in json_object(directory / "chat_template.json"),
     )
 
 
@@ -71,7 +71,8 @@ def _kind(directory: Path, architecture: str) -> Kind:
     return "encoder" if architecture.endswith(_ENCODERS) else "other"
 
 
-def _object(path: Path) -> Mapping[str, object]:
+def json_object(path: Path) -> Mapping[str, Any]:
+    """Nothing for a file that is none."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):

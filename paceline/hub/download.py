@@ -15,14 +15,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from paceline.errors import ConfigError
 from paceline.system import lock
-
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
 
 # Names of models on the Hugging Face hub, with a revision behind an `@`.
 
@@ -335,13 +331,6 @@ def _remote(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 
     with _explained(name):
         info = HfApi().model_info(name.repository, revision=name.revision, files_metadata=True, timeout=30.0)
-    return path_part(info.sha, GIT_SHA1), _files(
-        name, info, lambda file: hf_hub_url(name.repository, file, revision=info.sha)
-    )
-
-
-def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[str, RemoteFile]:
-    """Files of the model by their names."""
     known = {sibling.rfilename: sibling for sibling in info.siblings or ()}
     found = {}
     for file in wanted_files(name.repository, known):
@@ -349,8 +338,9 @@ def _files(name: HubName, info: ModelInfo, url: Callable[[str], str]) -> dict[st
         sha256 = None if sibling.lfs is None else sibling.lfs.sha256
         if sibling.size is None or not (sha256 or sibling.blob_id):
             raise ConfigError(f"The hub does not say what {file} of {name} is: try again later.")
-        found[file] = RemoteFile(url(file), sibling.size, sha256, sibling.blob_id)
-    return found
+        url = hf_hub_url(name.repository, file, revision=info.sha)
+        found[file] = RemoteFile(url, sibling.size, sha256, sibling.blob_id)
+    return path_part(info.sha, GIT_SHA1), found
 
 
 def _blob(blobs: Path, remote: RemoteFile) -> Path:

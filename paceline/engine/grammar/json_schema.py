@@ -52,31 +52,31 @@ def check_optional(schema: object) -> None:
                 raise TooLarge(f"an object of it has {number} properties that may be left out; {MAX_OPTIONAL} may be")
 
 
-def has_one_of(schema: object) -> bool:
-    """True if `oneOf` occurs anywhere in the schema."""
-    return any("oneOf" in each for each in _schemas(schema))
+def _rewritten(value: object, change: Callable[[dict[str, object], dict[str, object]], dict[str, object]]) -> object:
+    """A copy in which each subschema is what `change` makes of it and of the copy of what it holds."""
+    if isinstance(value, list):
+        return [_rewritten(each, change) for each in value]
+    if not isinstance(value, dict):
+        return value
+    copied: dict[str, object] = {}
+    for key, inner in value.items():
+        if key in _NAMED and isinstance(inner, dict):
+            copied[key] = {name: _rewritten(schema, change) for name, schema in inner.items()}
+        else:
+            copied[key] = inner if key in _DATA else _rewritten(inner, change)
+    return change(value, copied)
 
 
 def loosened(schema: dict[str, object]) -> dict[str, object]:
     """The schema without patterns and bounds of numbers; every value that fits the given schema fits this one."""
-    kept = {key: _loosened(key, inner) for key, inner in schema.items() if not _is_limit(key, inner)}
-    if "patternProperties" in schema:
-        kept.pop("additionalProperties", None)  # else the names that a pattern allowed would be forbidden
-    return kept
 
+    def without_limits(given: dict[str, object], copied: dict[str, object]) -> dict[str, object]:
+        kept = {key: inner for key, inner in copied.items() if not _is_limit(key, given[key])}
+        if "patternProperties" in given:
+            kept.pop("additionalProperties", None)  # else the names that a pattern allowed would be forbidden
+        return kept
 
-def _loosened(key: str, inner: object) -> object:
-    if key in _DATA:
-        return inner
-    if key in _NAMED and isinstance(inner, dict):
-        return {name: _each(schema) for name, schema in inner.items()}
-    return _each(inner)
-
-
-def _each(inner: object) -> object:
-    if isinstance(inner, list):
-        return [_each(one) for one in inner]
-    return loosened(inner) if isinstance(inner, dict) else inner
+    return _object(_rewritten(schema, without_limits))
 
 
 def _is_limit(key: str, inner: object) -> bool:
@@ -152,10 +152,10 @@ class _NamesUnknownError(Exception):
 def closed(schema: Schema) -> Schema:
     """The schema with its objects closed; the same object if nothing is to be closed or it cannot be determined."""
     try:
-        result = _Closing(schema).closed(schema)
+        result = _object(_rewritten(schema, _Closing(schema).closed))
     except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested
         return schema
-    return result if isinstance(result, dict) and result != schema else schema
+    return schema if result == schema else result
 
 
 class _Closing:
@@ -171,20 +171,12 @@ class _Closing:
             if not _is_one_part(each):
                 self._open |= {id(part) for part in self._parts(each)[1:]}
 
-    def closed(self, value: object) -> object:
-        if isinstance(value, list):
-            return [self.closed(each) for each in value]
-        if not isinstance(value, dict):
-            return value
-        result = {key: self._inner(key, inner) for key, inner in value.items()}
-        if id(value) not in self._open and not _is_one_part(value) and not value.keys() & {*_OTHERS}:
-            self._close(value, result)
-        return result
-
-    def _inner(self, key: str, inner: object) -> object:
-        if key in _NAMED and isinstance(inner, dict):
-            return {name: self.closed(schema) for name, schema in inner.items()}
-        return inner if key in _DATA or key in _CONDITIONS else self.closed(inner)
+    def closed(self, schema: Schema, copied: Schema) -> Schema:
+        """copied: of what it holds, changed here."""
+        copied |= {key: schema[key] for key in _CONDITIONS & schema.keys()}
+        if id(schema) not in self._open and not _is_one_part(schema) and not schema.keys() & {*_OTHERS}:
+            self._close(schema, copied)
+        return copied
 
     def _close(self, schema: Schema, result: Schema) -> None:
         parts = self._parts(schema)
@@ -333,7 +325,7 @@ def _part(schema: dict[str, object], strict: bool, fits: Callable[[str], bool]) 
             raise ValueError(f"the least common multiple of its multipleOf is more than {MAX_REMAINDERS}")
         schema = loosened(schema)
     # A value that fits two alternatives may fit only one of them closed, so a strict `oneOf` is not closed.
-    variants = [schema if strict and has_one_of(schema) else closed(schema), schema]
+    variants = [schema if strict and any("oneOf" in each for each in _schemas(schema)) else closed(schema), schema]
     if not strict:
         variants += [loosened(each) for each in variants]
     parts = [_json(each, strict=strict) for each in variants]

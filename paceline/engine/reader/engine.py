@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,7 @@ from paceline.engine.reader.question import (
 from paceline.engine.sequence_table import RowListEngine
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, EngineError
+from paceline.hub.cache import json_object
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -284,7 +285,7 @@ def _function(asked: ReaderInput) -> str:
 
 
 def is_reader(directory: Path) -> bool:
-    return _config(directory).get("model_type") == KIND
+    return json_object(directory / "config.json").get("model_type") == KIND
 
 
 def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine:
@@ -294,7 +295,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine
         name=name,
         fingerprint=fingerprint,
         vocab_size=tokenizer.vocab_size,
-        max_positions=int(_config(directory)["max_position_embeddings"]),
+        max_positions=int(json_object(directory / "config.json")["max_position_embeddings"]),
         dtype="float32",
         backend="reader",
         sampling=sampling_defaults(directory),
@@ -314,7 +315,7 @@ def load_pointer(directory: Path) -> Pointer:
 
     from paceline.encoder import WORDS, installed_tokenizer, installed_weights
 
-    config = _config(directory)
+    config = json_object(directory / "config.json")
     try:
         weights = {key: value.astype(np.float32) for key, value in load_file(directory / "model.safetensors").items()}
         calibration = SpanCalibration(*(float(config[name]) for name in ("middle", "slope", "words")))
@@ -323,11 +324,3 @@ def load_pointer(directory: Path) -> Pointer:
         raise ConfigError(f"{directory} cannot be loaded ({error}): install paceline again") from error
     weights[WORDS] = installed_weights()[WORDS]
     return Pointer(weights, installed_tokenizer(), calibration)
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((directory / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -119,23 +119,24 @@ def _whole(part: str, first: str) -> str:
 
 
 # ---- the properties of an answer in JSON ----------------------------------------------------------------------------
-_WHEN = re.compile(r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b", re.IGNORECASE)
-_WHERE = re.compile(r"where\b|(?:(?:in|at)\s)?(?:what|which)\s(?:place|town|city|room)\b", re.IGNORECASE)
-_WHO = re.compile(r"who(?:m|se)?\b", re.IGNORECASE)
-_HOW_MUCH = re.compile(r"how\smuch\b|what\b.*\bcosts?\b", re.IGNORECASE)
-_HOW_MANY = re.compile(r"how\smany\b", re.IGNORECASE)
-_WHY = re.compile(r"why\b", re.IGNORECASE)
-_KINDS = (  # words of a property's name, what asks for it, and how a question of that kind begins
-    (
-        "when time date day hour hours opening closing start end deadline due year month departure arrival",
-        "When",
-        _WHEN,
-    ),
-    ("where place location address city town venue room area station", "Where", _WHERE),
-    ("who person owner author contact people host", "Who", _WHO),
-    ("price cost costs amount fee total rent fare", "How much", _HOW_MUCH),
-    ("count quantity", "How many", _HOW_MANY),
-    ("why reason", "Why", _WHY),
+_KINDS = tuple(  # words of a property's name, how a question of that kind begins, and what asks for it
+    (frozenset(names.split()), asking, re.compile(begins, re.IGNORECASE))
+    for names, asking, begins in (
+        (
+            "when time date day hour hours opening closing start end deadline due year month departure arrival",
+            "When",
+            r"when\b|(?:at\s)?what\s(?:time|date|day|year|month)\b",
+        ),
+        (
+            "where place location address city town venue room area station",
+            "Where",
+            r"where\b|(?:(?:in|at)\s)?(?:what|which)\s(?:place|town|city|room)\b",
+        ),
+        ("who person owner author contact people host", "Who", r"who(?:m|se)?\b"),
+        ("price cost costs amount fee total rent fare", "How much", r"how\smuch\b|what\b.*\bcosts?\b"),
+        ("count quantity", "How many", r"how\smany\b"),
+        ("why reason", "Why", r"why\b"),
+    )
 )
 _IS = re.compile(rf"\b(?:is|are|was|were) {_NOUN}(.*)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}[:.]\d\d) in the morning")
@@ -153,11 +154,10 @@ def question_for(name: str, parts: Sequence[str]) -> str:
     parts: see `parts_of`.
     """
     words = words_of(name)
-    named = words.split()
     if asks_all(words):
         return parts[0]
     for names, asking, begins in _KINDS:
-        if set(named) & set(names.split()):
+        if names & set(words.split()):
             for part in parts:
                 if begins.match(part):
                     return part
@@ -216,13 +216,17 @@ _WRITING = re.compile(
 _CONVERSED = re.compile(r"\b(?:conversation|chat|dialogue|discussion)\b", re.IGNORECASE)
 # What front ends ask of a conversation.
 _WISHING = r"\b(?:generate|provide|create|write|suggest|give|produce|determine|come up with)\b[^.\n]{0,80}?"
-_EMOJI = re.compile(r"\bfitting emoji\b", re.IGNORECASE)
-_FOLLOW_UPS = re.compile(rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b", re.IGNORECASE)
-_QUERIES = re.compile(rf"{_WISHING}\bquer(?:y|ies)\b|\bsearch queries\b", re.IGNORECASE)
-_TAGS = re.compile(rf"{_WISHING}\btags\b", re.IGNORECASE)
-_TITLE = re.compile(rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)", re.IGNORECASE)
+_TASKS = {
+    name: re.compile(asks, re.IGNORECASE)
+    for name, asks in {
+        "emoji": r"\bfitting emoji\b",
+        "follow_ups": rf"{_WISHING}\b(?:follow-?\s?ups?|questions)\b",
+        "queries": rf"{_WISHING}\bquer(?:y|ies)\b|\bsearch queries\b",
+        "tags": rf"{_WISHING}\btags\b",
+        "title": rf"{_WISHING}\btitle\b|\btitle (?:for|of) (?:the|this) (?:chat|conversation)",
+    }.items()
+}
 _NAMED = re.compile(r'{\s{0,20}"(\w+)"')
-_TASKS = {"emoji": _EMOJI, "follow_ups": _FOLLOW_UPS, "queries": _QUERIES, "tags": _TAGS, "title": _TITLE}
 _MAX_TASK = 8000  # characters of such a prompt's end
 _QUOTED = re.compile(r"<(chat_history|conversation|messages|context)>(.*)</\1>", re.DOTALL)
 _BEHIND = re.compile(r"\b(?:conversation|chat history|chat|messages?)\W{0,4}:(.*)", re.DOTALL | re.IGNORECASE)

@@ -22,37 +22,32 @@ _NUMERALS = (
     r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen|half|"
     r"quarter|third|once|twice|free|every|an?|no|none|nothing|both|several|all|few|always|never"
 )
-_TIME = re.compile(rf"\d|\b(?:{_TIMES})s?\b", re.IGNORECASE)
-_AMOUNT = re.compile(rf"\d|\b(?:{_NUMERALS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE)
-_NAME = re.compile(r"[^\W\d_a-z]")  # a capital
 _BEFORE = (
     r"^(?:(?:about|after|around|at|before|by|during|for|from|in|of|on|since|till|to|until|up to|with|within)\s){0,2}"
 )
-_ASKS_EMAIL = re.compile(r"\be-?mail address", re.IGNORECASE)
-_ASKS_PHONE = re.compile(r"\b(?:tele)?phone number", re.IGNORECASE)
-_ASKS_TIME = re.compile(
-    rf"{_BEFORE}(?:when\b|(?:what|which)\s(?:time|date|days?|month|year|evening|morning|nights?|week)\b)", re.IGNORECASE
-)
-_ASKS_AMOUNT = re.compile(
-    rf"{_BEFORE}how\s(?:much|many|long|far|high|tall|deep|old|heavy|often|big|large|fast|loud|wide|late|early|hot|warm|"
-    r"cold|soon)\b|^what\s(?:do|does|did|would|will)\b.*\bcost\b"
-    r"|^what\s(?:is|was|are|were)\sthe\s(?:[\w-]+\s){0,2}(?:price|cost|fee|rent|deposit|charge|fine)\b",
-    re.IGNORECASE,
-)
-_ASKS_NAME = re.compile(rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.IGNORECASE)
 _ASKS_MONEY = re.compile(
     r"^(?:how\smuch|what)\b.*\b(?:costs?|charged?|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill)\b",
     re.IGNORECASE,
 )
 _NO_MONEY = re.compile(r"(?!\W*[\d.,]+\s?(?:[kMG]?Wh?|[cmk]?m|k?g|m?l|m[23²³]|litres?|metres?|kilomet\w+|°C)(?!\w))")
-_ASKS_PLACE = re.compile(rf"{_BEFORE}where\b", re.IGNORECASE)
-_SHAPES = (  # the first that asks decides
-    (_ASKS_EMAIL, re.compile("@")),
-    (_ASKS_PHONE, re.compile(r"\d(?:[\s/()+-]*\d){3}")),
-    (_ASKS_TIME, _TIME),
-    (_ASKS_PLACE, re.compile(r"[^\W\d_]|^\W*\d{1,4}\W*$")),
-    (_ASKS_AMOUNT, _AMOUNT),
-    (_ASKS_NAME, _NAME),
+_SHAPES = tuple(  # what a question asks by, and the shape of its answers; the first that asks decides
+    (re.compile(asks, re.IGNORECASE), shape)
+    for asks, shape in (
+        (r"\be-?mail address", re.compile("@")),
+        (r"\b(?:tele)?phone number", re.compile(r"\d(?:[\s/()+-]*\d){3}")),
+        (
+            rf"{_BEFORE}(?:when\b|(?:what|which)\s(?:time|date|days?|month|year|evening|morning|nights?|week)\b)",
+            re.compile(rf"\d|\b(?:{_TIMES})s?\b", re.IGNORECASE),
+        ),
+        (rf"{_BEFORE}where\b", re.compile(r"[^\W\d_]|^\W*\d{1,4}\W*$")),
+        (
+            rf"{_BEFORE}how\s(?:much|many|long|far|high|tall|deep|old|heavy|often|big|large|fast|loud|wide|late|early|"
+            r"hot|warm|cold|soon)\b|^what\s(?:do|does|did|would|will)\b.*\bcost\b"
+            r"|^what\s(?:is|was|are|were)\sthe\s(?:[\w-]+\s){0,2}(?:price|cost|fee|rent|deposit|charge|fine)\b",
+            re.compile(rf"\d|\b(?:{_NUMERALS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE),
+        ),
+        (rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.compile(r"[^\W\d_a-z]")),  # a capital
+    )
 )
 _UNIT = re.compile(
     r"\s?(?:%|percent|°C|bar|k?m|[cm]m|[km]?g|m?l|k?W|[GM]B|dB|litres?|miles?|feet|euros?|cents?|pounds?|dollars?|"

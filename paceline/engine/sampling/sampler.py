@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -141,24 +141,21 @@ _LEAST_TEMPERATURE = 0.05  # below, float32's rounding is magnified beyond `MARG
 _CHUNK = 16  # rows at a time: a buffer of each branch, 10 MB with 152,000 ids
 
 
-@dataclass(slots=True, eq=False)
 class MixedRows:
-    """The rows of one request, all branches."""
+    """The rows of one request, all branches, and what is known of them so far."""
 
-    rows: Sequence[RowSampling]
-    mixture: BranchMixture
-    logits: Sequence[Sequence[tuple[Tensor, int]]]  # (branches, rows): a tensor of logits, and a row of it
-
-
-class _Progress:
-    """Evidence of one request's rows so far, and the probabilities that its later rows depend on."""
-
-    def __init__(self, request: MixedRows) -> None:
-        self.request = request
+    def __init__(
+        self,
+        rows: Sequence[RowSampling],
+        mixture: BranchMixture,
+        logits: Sequence[Sequence[tuple[Tensor, int]]],
+    ) -> None:
+        """logits: (branches, rows) a tensor of logits, and a row of it"""
+        self.rows, self.mixture, self.logits = rows, mixture, logits
         self.evidence: list[Evidence] = []
         self.child_probs: dict[int, list[float]] = {}  # row -> its token's probability after its parent, by branch
         self.children: dict[int, list[int]] = {}
-        for row, parent in enumerate(request.mixture.parents):
+        for row, parent in enumerate(mixture.parents):
             self.children.setdefault(parent, []).append(row)
 
 
@@ -171,8 +168,7 @@ class MixtureSampler:
 
     def sample(self, requests: Sequence[MixedRows]) -> list[tuple[SampledRow, ...]]:
         """The rows of all requests, of equally many branches each."""
-        progress = [_Progress(request) for request in requests]
-        places = [(each, row) for each in progress for row in range(len(each.request.rows))]
+        places = [(each, row) for each in requests for row in range(len(each.rows))]
         found: list[SampledRow] = []
         with torch.inference_mode():
             for first in range(0, len(places), _CHUNK):
@@ -180,9 +176,9 @@ class MixtureSampler:
         remaining = iter(found)
         return [tuple(next(remaining) for _ in request.rows) for request in requests]
 
-    def _chunk(self, places: Sequence[tuple[_Progress, int]]) -> list[SampledRow]:
-        rows = [each.request.rows[row] for each, row in places]
-        num_branches = len(places[0][0].request.mixture.log_weights)
+    def _chunk(self, places: Sequence[tuple[MixedRows, int]]) -> list[SampledRow]:
+        rows = [each.rows[row] for each, row in places]
+        num_branches = len(places[0][0].mixture.log_weights)
         scores = [self._scores(branch, places, rows[0].vocab_size) for branch in range(num_branches)]
         low = to_device([0.0 < row.params.temperature < _LEAST_TEMPERATURE for row in rows], scores[0].device)
         best = [branch.amax(1, keepdim=True) for branch in scores]
@@ -205,11 +201,11 @@ class MixtureSampler:
         ]
         ids = to_device(settled, scores[0].device)[:, None]
         token_probs = torch.cat([each.gather(1, ids) for each in probs], 1).double()
-        wanted = [at for at, (each, _) in enumerate(places) if each.request.mixture.heads]
+        wanted = [at for at, (each, _) in enumerate(places) if each.mixture.heads]
         waiting: list[Pending[Any]] = [Pending([token_probs, low], list)]
         if wanted:
             waiting.append(row_heads(some_rows(logs, wanted), [rows[at] for at in wanted]))
-            if any(places[at][0].request.mixture.rescoring for at in wanted):
+            if any(places[at][0].mixture.rescoring for at in wanted):
                 waiting += [evidence_heads(some_rows(branch, wanted)) for branch in probs]
         (seen_probs, is_low), *of_wanted = answers_of(waiting)
         found = [
@@ -222,45 +218,45 @@ class MixtureSampler:
             found[at] = msgspec.structs.replace(
                 found[at],
                 head=None if is_low[at] else head,
-                branch_heads=tuple(branch_heads) if each.request.mixture.rescoring else (),
-                dists=partial(_read, each.request, row),
+                branch_heads=tuple(branch_heads) if each.mixture.rescoring else (),
+                dists=partial(_read, each, row),
             )
         return found
 
-    def _unmasked(self, mixed: Tensor, places: Sequence[tuple[_Progress, int]], weights: Tensor) -> Tensor:
+    def _unmasked(self, mixed: Tensor, places: Sequence[tuple[MixedRows, int]], weights: Tensor) -> Tensor:
         """(rows, vocab) the mixture before constraints. mixed: after them."""
-        masked = [at for at, (each, row) in enumerate(places) if each.request.rows[row].allowed is not None]
+        masked = [at for at, (each, row) in enumerate(places) if each.rows[row].allowed is not None]
         if not masked:
             return mixed
         plain = self._workspace.buffer("unmasked", mixed).copy_(mixed)
         for at in masked:
             each, row = places[at]
-            branches = [branch[row] for branch in each.request.logits]
+            branches = [branch[row] for branch in each.logits]
             logits = torch.stack([tensor[index, : mixed.shape[1]].float() for tensor, index in branches])
             torch.mv(torch.softmax(logits, -1).T, weights[at], out=plain[at])
         return plain
 
-    def _scores(self, branch: int, places: Sequence[tuple[_Progress, int]], vocab_size: int) -> Tensor:
+    def _scores(self, branch: int, places: Sequence[tuple[MixedRows, int]], vocab_size: int) -> Tensor:
         """(rows, vocab) float32: copies of the branch's logits."""
-        device = places[0][0].request.logits[branch][0][0].device
+        device = places[0][0].logits[branch][0][0].device
         buffer = self._workspace.rows(f"scores {branch}", len(places), vocab_size, device)
         for target, (each, row) in zip(buffer, places, strict=True):
-            tensor, at = each.request.logits[branch][row]
+            tensor, at = each.logits[branch][row]
             target.copy_(tensor[at, :vocab_size])
         return buffer
 
-    def _weights(self, places: Sequence[tuple[_Progress, int]], probs: Sequence[Tensor], low: Tensor) -> Tensor:
+    def _weights(self, places: Sequence[tuple[MixedRows, int]], probs: Sequence[Tensor], low: Tensor) -> Tensor:
         """(rows, branches). A row's parent is in this chunk, or was in an earlier one. low: (rows,) as of `_mask`."""
         wanted = [(at, each, child) for at, (each, row) in enumerate(places) for child in each.children.get(row, ())]
         if wanted:
             rows = to_device([at for at, _, _ in wanted], probs[0].device)
-            ids = to_device([each.request.mixture.tokens[child] for _, each, child in wanted], rows.device)
+            ids = to_device([each.mixture.tokens[child] for _, each, child in wanted], rows.device)
             values, are_low = to_host([torch.stack([branch[rows, ids] for branch in probs], 1).double(), low[rows]])
             for (at, each, child), value, is_low in zip(wanted, values.tolist(), are_low.tolist(), strict=True):
                 each.child_probs[child] = _child_probs(*places[at], child) if is_low else value
         weights: list[list[float]] = []
         for each, row in places:
-            mixture = each.request.mixture
+            mixture = each.mixture
             each.evidence.append(row_evidence(mixture, row, each.evidence, each.child_probs.get(row, ())))
             weights.append(softmax(row_log_weights(mixture.log_weights, each.evidence[row])))
         return to_device(np.array(weights, dtype=np.float32), probs[0].device)
@@ -272,11 +268,11 @@ class MixtureSampler:
         return mixed
 
     def _processed(
-        self, scores: Sequence[Tensor], places: Sequence[tuple[_Progress, int]], best: Sequence[Tensor], low: Tensor
+        self, scores: Sequence[Tensor], places: Sequence[tuple[MixedRows, int]], best: Sequence[Tensor], low: Tensor
     ) -> list[Tensor]:
         """Each branch's probabilities after penalties and temperature. Changes the scores, and `low` as `_mask` does.
         best: of each branch (rows, 1) the largest logits before constraints."""
-        rows = [each.request.rows[row] for each, row in places]
+        rows = [each.rows[row] for each, row in places]
         neutral = [
             row if row.params.temperature else msgspec.structs.replace(row, params=replace(row.params, temperature=1.0))
             for row in rows
@@ -288,10 +284,10 @@ class MixtureSampler:
             before = some_rows(values, changed).clone() if changed else values
             for at in changed:
                 each, row = places[at]
-                wanted = each.request.rows[row]
+                wanted = each.rows[row]
                 process(
                     values[at],
-                    msgspec.structs.replace(wanted, allowed=None, prompt=each.request.mixture.prompts[branch]),
+                    msgspec.structs.replace(wanted, allowed=None, prompt=each.mixture.prompts[branch]),
                 )
             if changed:
                 which = to_device(changed, low.device)
@@ -302,17 +298,14 @@ class MixtureSampler:
         return found
 
     @staticmethod
-    def _referred(place: tuple[_Progress, int]) -> int:
+    def _referred(place: tuple[MixedRows, int]) -> int:
         each, row = place
-        request = each.request
-        return sample_mixed_row(
-            _read(request, row), request.rows[row], replace(request.mixture, heads=False), each.evidence[row]
-        ).token
+        mixture = replace(each.mixture, heads=False)
+        return sample_mixed_row(_read(each, row), each.rows[row], mixture, each.evidence[row]).token
 
 
-def _child_probs(progress: _Progress, row: int, child: int) -> list[float]:
+def _child_probs(request: MixedRows, row: int, child: int) -> list[float]:
     """The reference's probabilities of a child's token after this row, by branch, where float32's may be others."""
-    request = progress.request
     return [masked(dist, request.rows[row]).prob(request.mixture.tokens[child]) for dist in _read(request, row)]
 
 
