@@ -291,12 +291,14 @@ class OutsideAnswer:
             fault = error
         finally:
             await self.aclose()
-        if rest := stops.flush():
-            yield self._delta(rest)
+        if not (self._said or stops.held or stopped or fault):
+            fault = EndpointError(f"{self.written.endpoint.name} wrote nothing")
         if fault is not None:
-            async for event in self._go_on(fault):
+            async for event in self._go_on(fault, stops):
                 yield event
             return
+        if rest := stops.flush():
+            yield self._delta(rest)
         yield self._result(GenerationResult("stop" if stopped else self.written.reason, 0, 0, OUTSIDE, "", stops.found))
 
     async def aclose(self) -> None:
@@ -307,24 +309,30 @@ class OutsideAnswer:
                 log.info("sent to %s: %s", self.written.endpoint.name, egress.told(self.request.account.trace))
 
     def _delta(self, text: str) -> TextDelta:
-        tokens = len(self.encode(text))
-        self._said, self._tokens = self._said + text, self._tokens + tokens
-        self.written.told(tokens)
-        return TextDelta(text, tokens)
+        self._said += text
+        return TextDelta(text, self._count(text))
 
-    async def _go_on(self, fault: EndpointError) -> AsyncIterator[GenerateEvent]:
-        """The rest of the answer, as it would be written without the endpoint. Raises RequestError where the request
-        wants none."""
+    def _count(self, text: str) -> int:
+        """The tokens of a text that the endpoint has written."""
+        tokens = len(self.encode(text))
+        self._tokens += tokens
+        self.written.told(tokens)
+        return tokens
+
+    async def _go_on(self, fault: EndpointError, stops: StopStrings) -> AsyncIterator[GenerateEvent]:
+        """The rest of the answer, as it would be written without the endpoint. stops: hold what may begin a stop string
+        that ends here. Raises RequestError where the request wants none."""
         request, output = self.request, self.request.output
         log.warning("an answer goes on without it: %s", fault, extra={"id": request.account.trace})
         if request.joining.on_loss != "continue":
             status = 429 if fault.status == 429 else 503
             raise RequestError(str(fault), status=status, type="server_error", code=f"{OUTSIDE}_lost") from fault
         *before, last = request.prompt.messages
-        if self._said:
+        self._count(stops.held)
+        if said := self._said + stops.held:
             begun = last["content"] if last["role"] == "assistant" else ""
             before += [] if last["role"] == "assistant" else [last]
-            last = {"role": "assistant", "content": begun + self._said}
+            last = {"role": "assistant", "content": begun + said}
         limit = None if output.max_tokens is None else max(1, output.max_tokens - self._tokens)
         generation = await self.otherwise(
             replace(
@@ -334,11 +342,21 @@ class OutsideAnswer:
                 strategy=replace(request.strategy, name=AUTO),
             )
         )
+        tokens = 0
         async with aclosing(cast(AsyncGenerator[GenerateEvent], generation.run())) as events:
             async for event in events:
                 if isinstance(event, GenerationResult):
-                    event = self._result(replace(event, degraded=f"{OUTSIDE}_lost"), str(fault))
-                yield event
+                    if rest := stops.flush():
+                        yield TextDelta(rest, 0)
+                    yield self._result(replace(event, degraded=f"{OUTSIDE}_lost"), str(fault))
+                    return
+                tokens += event.tokens
+                text, stopped = (event.text, False) if event.thinking else stops.push(event.text)
+                yield replace(event, text=text)
+                if stopped:
+                    break
+        done = GenerationResult("stop", 0, tokens, OUTSIDE, "", stops.found, degraded=f"{OUTSIDE}_lost")
+        yield self._result(done, str(fault))
 
     def _result(self, done: GenerationResult, fault: str = "") -> GenerationResult:
         """The whole answer's. done: of this side's part, where the endpoint has failed, or empty."""

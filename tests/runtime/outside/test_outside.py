@@ -259,6 +259,7 @@ HOSTILE = {
     "wrong types": answers(OK + b'data: {"choices": [{"delta": {"content": 7}}]}\n\n'),
     "an error": answers(OK + event("Ask") + b'data: {"error": {"message": "out of credit"}}\n\n'),
     "cut": answers(OK + event("Ask")),
+    "empty": answers(OK + event(end="stop") + b"data: [DONE]\n\n"),
     "no HTTP": answers(b"SSH-2.0\r\n\r\n"),
     "redirect": status("302 Found\r\nLocation: http://127.0.0.1:1/"),
     "401": status("401 Unauthorized", f"the key {KEY} is wrong"),
@@ -296,6 +297,9 @@ async def test_the_text_goes_on_where_the_stranger_has_left_it(tmp_path: Path) -
         )
         rest, _ = await made.ask(alone)
         assert said == begun["content"] + rest
+        across = begun["content"][-2:] + rest[:2]
+        said, done = await made.ask(changed(request, messages=(question,), stop=(across,)))
+        assert (said, done.stop, done.degraded) == (begun["content"][:-2], across, "outside_lost")
 
 
 async def test_a_placeholder_cut_by_the_end_is_whole_and_stop_strings_are_of_the_names_that_come_back(
