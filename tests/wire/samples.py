@@ -6,7 +6,7 @@ import numpy as np
 
 from paceline.core.sampling.dist import Dist
 from paceline.wire.codec import encode_options, encode_part
-from paceline.wire.dist_codec import encode_dist
+from paceline.wire.dist_codec import encode_head
 from paceline.wire.messages import (
     KEY_BYTES,
     NONCE_BYTES,
@@ -92,7 +92,7 @@ def draft(session: int) -> Drafts:
     """A chain of two nodes after four targets, with their distributions."""
     dist = Dist(np.array([1, 5, 9], dtype=np.int32), np.array([0.5, 0.25, 0.125]), 0.125)
     nodes = pack_nodes(EncodedNodes(4, 0, 7, (-1, 7), (0, 5), None))
-    return Drafts(session=session, epoch=2, nodes=nodes, dists=[encode_dist(dist)] * 2)
+    return Drafts(session=session, epoch=2, nodes=nodes, dists=[encode_head(dist, precise=False)] * 2)
 
 
 def choice(session: int) -> Drafts:

@@ -12,7 +12,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 import numpy as np
 
 from paceline.core.batching.block_manager import KvPrefix
@@ -97,13 +99,10 @@ def wanted_of(request: SampleRequest) -> sampling.Wanted | None:
     """None for rows that are not all at the last stage."""
     branches: list[list[tuple[int, int]]] = []
     for parts in request.branches:
-        places: list[tuple[int, int]] = []
-        for part in parts:
-            if not isinstance(part, FarLogits):
-                return None
-            if len(part):
-                places.append((part.batch.ticket, part.segment))
-        branches.append(places)
+        far = [part for part in parts if isinstance(part, FarLogits)]
+        if len(far) < len(parts):
+            return None
+        branches.append([(part.batch.ticket, part.segment) for part in far if len(part)])
     mixture: sampling.MixtureRows | None = (
         None if request.mixture is None else sampling.mixture_to_wire(request.mixture)
     )
@@ -134,19 +133,17 @@ def answer_of(request: SampleRequest, rows: Sequence[sampling.SampledToken]) -> 
     mixture = request.mixture
     if mixture is None or not mixture.heads:
         return found
-    extra = len(request.rows) - len(mixture.tokens)
     count = len(mixture.tokens)
-    return found[:extra] + tuple(
-        SampledRow(row.token, row.top, row.branch_probs, row.head, row.branch_heads, _dists(request, count - index))
+    extra = len(found) - count
+    mixed = (
+        msgspec.structs.replace(row, dists=partial(_dists, request, count - index))
         for index, row in enumerate(found[extra:])
     )
+    return (*found[:extra], *mixed)
 
 
-def _dists(request: SampleRequest, from_end: int) -> Callable[[], tuple[Dist, ...]]:
-    def read() -> tuple[Dist, ...]:
-        return tuple(_row_from_end(branch, from_end) for branch in request.branches)
-
-    return read
+def _dists(request: SampleRequest, from_end: int) -> tuple[Dist, ...]:
+    return tuple(_row_from_end(branch, from_end) for branch in request.branches)
 
 
 def _row_from_end(parts: Sequence[object], from_end: int) -> Dist:
@@ -159,7 +156,7 @@ def _row_from_end(parts: Sequence[object], from_end: int) -> Dist:
     raise IndexError(f"no row {from_end} from the end")
 
 
-class RemotePipeline:
+class RemotePipeline(StageHead):
     """The engine contract. Prefixes are imported but not shared between sequences.
 
     `close` ends its thread and its connections.
@@ -167,26 +164,11 @@ class RemotePipeline:
 
     def __init__(self, make: Callable[..., Members], name: str, sampling: SamplingDefaults) -> None:
         """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
+        super().__init__(make)
         self._last_ticket = 0
-        self._head = head = StageHead(make)
-        self._changed = head.changed
-        abouts = head.members.abouts
-        first = abouts[0]
+        first, *_ = abouts = self.members.abouts
         self._info = ModelInfo(name, first.model, first.vocab_size, first.max_positions, first.dtype, "paged", sampling)
         self._layers = [about.stop - about.first for about in abouts]
-        self._sent = head.sent
-
-    def close(self) -> None:
-        self._head.close()
-
-    @property
-    def members(self) -> Members:
-        return self._head.members
-
-    @property
-    def losses(self) -> int:
-        """Times that a stage, or a link between two, was lost so far."""
-        return self._head.losses
 
     # ---- batches ----------------------------------------------------------------------------------------------------
     @property
@@ -199,61 +181,61 @@ class RemotePipeline:
         return len(self._layers) + 1
 
     def submit(self, batch: Batch) -> Ticket:
-        with self._changed:
-            self._head.flush()
-            if self._head.gone is not None:
-                raise EngineError(self._head.gone)
-            self._sent.table.written(self._sent.place(batch))
+        with self.changed:
+            self.flush()
+            if self.gone is not None:
+                raise EngineError(self.gone)
+            self.sent.table.written(self.sent.place(batch))
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)
-            self._head.batches.append(BatchUnderWay(ticket, batch))
-            self._head.record(messages.RunBatch(ticket, batch.segments))
+            self.batches.append(BatchUnderWay(ticket, batch))
+            self.record(messages.RunBatch(ticket, batch.segments))
         return ticket
 
     def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
         """See `base.SamplesAhead`."""
         if not any(rows):
             return
-        with self._changed:
-            under = self._head.batch(ticket)
-            if under is None or not self._head.up:
+        with self.changed:
+            under = self.batch(ticket)
+            if under is None or not self.up:
                 return
             message = sampling.SampleAhead(
                 ticket, [None if each is None else list(map(sampling.row_to_wire, each)) for each in rows]
             )
             with suppress(LocalProtocolError):  # with masks of hundreds of rows it may be too large: asked later
-                self._head.send(-1, message)
+                self.send(-1, message)
                 under.ahead = rows
 
     def is_ready(self, ticket: Ticket) -> bool:
-        with self._changed:
-            batches = self._head.batches
+        with self.changed:
+            batches = self.batches
             return bool(batches) and batches[0].ticket == ticket and not batches[0].is_open
 
     def collect(self, ticket: Ticket) -> Output:
-        with self._changed:
-            while self._head.batches[0].is_open:
-                self._changed.wait()
-            under = self._head.batches.popleft()
-            self._head.history.came(ticket)
+        with self.changed:
+            while self.batches[0].is_open:
+                self.changed.wait()
+            under = self.batches.popleft()
+            self.history.came(ticket)
             assert under.ticket == ticket, f"batch {under.ticket} comes before {ticket}"
             try:
                 if under.error is not None:
                     raise under.error
-                self._sent.check_held(under.asked)
+                self.sent.check_held(under.asked)
             except EngineError:
-                self._sent.fail(under.asked)
-                self._head.history.settle(under.ticket)
+                self.sent.fail(under.asked)
+                self.history.settle(under.ticket)
                 raise
         return self._output(under)
 
     def _output(self, under: BatchUnderWay) -> Output:
         handle = BatchHandle(under.ticket)
-        weakref.finalize(handle, self._head.forgotten.append, int(under.ticket)).atexit = False
+        weakref.finalize(handle, self.forgotten.append, int(under.ticket)).atexit = False
         return far_output(under, handle, self._fetch)
 
     def notify(self, callback: Callable[[], None]) -> None:
-        self._head.callbacks.append(callback)
+        self.callbacks.append(callback)
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         """Those that did not come with their batches are asked for in one round trip."""
@@ -266,8 +248,8 @@ class RemotePipeline:
         if wanted:
             found: list[list[sampling.SampledToken]] = []
             parts = in_parts(list(wanted.values()))
-            questions = [StageRequest(-1, sampling.SampleRows(next(self._head.numbers), part)) for part in parts]
-            for part, answer in zip(parts, self._head.ask_all(questions), strict=True):
+            questions = [StageRequest(-1, sampling.SampleRows(next(self.numbers), part)) for part in parts]
+            for part, answer in zip(parts, self.ask_all(questions), strict=True):
                 if not isinstance(answer, sampling.SampledRows) or len(answer.rows) != len(part):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
@@ -281,9 +263,7 @@ class RemotePipeline:
     def _fetch(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
         if first == stop:
             return ()
-        found = self._head.ask(
-            StageRequest(-1, messages.FetchScores(next(self._head.numbers), ticket, segment, first, stop))
-        )
+        found = self.ask(StageRequest(-1, messages.FetchScores(next(self.numbers), ticket, segment, first, stop)))
         if not isinstance(found, Bulk) or not isinstance(found.header, messages.ScoreRows):
             raise EngineError("the last stage answered something else")
         shape = stop - first, self._info.vocab_size
@@ -293,26 +273,26 @@ class RemotePipeline:
 
     # ---- changes ----------------------------------------------------------------------------------------------------
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        with self._changed:
-            sent = self._sent.table.last_id(seq)
-            self._sent.table.prune(seq, keep, live, horizon)
+        with self.changed:
+            sent = self.sent.table.last_id(seq)
+            self.sent.table.prune(seq, keep, live, horizon)
             last = None if horizon is None else max(horizon, sent)
-            self._head.record(messages.PruneRows(seq, tuple(keep), tuple(live), last))
+            self.record(messages.PruneRows(seq, tuple(keep), tuple(live), last))
 
     def truncate(self, seq: SeqId, length: int) -> None:
-        with self._changed:
-            self._sent.table.truncate(seq, length)
-            self._head.record(messages.TruncateRows(seq, length))
+        with self.changed:
+            self.sent.table.truncate(seq, length)
+            self.record(messages.TruncateRows(seq, length))
 
     def release(self, seq: SeqId) -> None:
-        with self._changed:
-            self._head.flush()
-            if seq in self._sent.table or seq in self._sent.failed:
-                self._sent.release(seq)
-                self._head.record(messages.ReleaseRows(seq))
+        with self.changed:
+            self.flush()
+            if seq in self.sent.table or seq in self.sent.failed:
+                self.sent.release(seq)
+                self.record(messages.ReleaseRows(seq))
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
-        if seq in self._sent.table:
+        if seq in self.sent.table:
             raise EngineError(f"sequence {seq} exists already")
         if stored is None or not len(stored.tokens) < len(tokens):
             return 0
@@ -323,27 +303,27 @@ class RemotePipeline:
         """Waits for everything under way, because stages check the rows."""
         if rows.model != self._info.fingerprint or len(rows.keys) != sum(self._layers):
             raise EngineError("these rows are of another model")
-        with self._changed:
-            self._sent.table.adopt(seq, rows.tokens)
+        with self.changed:
+            self.sent.table.adopt(seq, rows.tokens)
         try:
             requests = []
             first = 0
             for place, layers in enumerate(self._layers):
                 span = slice(first, first + layers)
                 part = KvPrefix(rows.model, rows.dtype, rows.tokens, rows.keys[span], rows.values[span])
-                number = next(self._head.numbers)
+                number = next(self.numbers)
                 message = messages.ImportRows(number, seq, rows.tokens)
                 requests.append(StageRequest(place, message, messages.kv_to_wire(number, part)))
                 first += layers
-            self._head.ask_all(requests, Imported(seq, rows.tokens))
+            self.ask_all(requests, Imported(seq, rows.tokens))
         except EngineError:
             self.release(seq)
             raise
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         """Waits for everything under way."""
-        with self._changed:
-            self._sent.table.export(seq, len(tokens))
+        with self.changed:
+            self.sent.table.export(seq, len(tokens))
         found = self._ask_each(lambda request: messages.ExportRows(request, seq, tuple(tokens)))
         try:
             parts = [_kv_of(each, self._info.fingerprint, tokens) for each in found]
@@ -355,28 +335,28 @@ class RemotePipeline:
     def _ask_each(self, message: Callable[[int], Frame]) -> list[Frame | Bulk]:
         """Every stage's answer. message: of a request's number."""
         places = range(len(self._layers))
-        return self._head.ask_all([StageRequest(place, message(next(self._head.numbers))) for place in places])
+        return self.ask_all([StageRequest(place, message(next(self.numbers))) for place in places])
 
     # ---- memory -----------------------------------------------------------------------------------------------------
     def length(self, seq: SeqId) -> int:
-        return self._sent.table.length(seq)
+        return self.sent.table.length(seq)
 
     @property
     def block_size(self) -> int:
-        return self._sent.block_size
+        return self.sent.block_size
 
     def free_rows(self) -> int:
-        return self._sent.free_rows()
+        return self.sent.free_rows()
 
     def check(self) -> None:
         """Waits for everything under way. Passes while no stage can be asked."""
-        with self._changed:
-            self._head.flush()
-            self._head.history.check()
-            if self._head.gone is not None:
+        with self.changed:
+            self.flush()
+            self.history.check()
+            if self.gone is not None:
                 return
-            lost = set(self._sent.failed)
-            lengths = {seq: rows for seq, rows in self._sent.table.lengths().items() if rows and seq not in lost}
+            lost = set(self.sent.failed)
+            lengths = {seq: rows for seq, rows in self.sent.table.lengths().items() if rows and seq not in lost}
         found = self._ask_each(messages.CheckRows)
         for each in found:
             assert isinstance(each, messages.StageHave)

@@ -61,7 +61,6 @@ class TextStream:
         self._looked: TextDelta | GenerationResult | Exception | None = None  # taken by `begun`
         self._taken = 0  # tokens
         self._reader = asyncio.create_task(self._read())
-        self.result: GenerationResult | None = None
 
     async def begun(self) -> Self:
         """Wait for the first token: the prompt has been read then. Raises what the generation raises."""
@@ -82,7 +81,6 @@ class TextStream:
             if isinstance(part, GenerationResult):
                 if part.reason not in ("stop", "length"):
                     raise PacelineError(f"a text of the workflow could not be finished ({part.reason})")
-                self.result = part
                 rest = max(0, part.completion_tokens - self._taken)
                 self._taken += rest
                 return WrittenPart(text, taken + rest, ended=True)

@@ -119,7 +119,7 @@ def test_garbage_of_the_head_ends_the_link_and_it_links_again(made: Rig) -> None
     async def spoil() -> None:
         link._stream._writer.write(GARBAGE)
 
-    loop = made.pipeline._head._loop
+    loop = made.pipeline._loop
     assert loop is not None
     asyncio.run_coroutine_threadsafe(spoil(), loop).result()
     pipeline = made.pipeline

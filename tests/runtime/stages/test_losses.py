@@ -192,10 +192,10 @@ def test_rows_that_one_stage_has_imported_are_imported_again_when_another_is_los
         made.stages[1].server.worker.call(lambda: cast(None, held.wait(60)))
         importing = threading.Thread(target=pipeline.import_kv, args=(SeqId(2), rows))
         importing.start()
-        asked = pipeline._head.requests
-        with pipeline._head.changed:
+        asked = pipeline.requests
+        with pipeline.changed:
             while not any(request.answer is not None for request in asked.values()):
-                pipeline._head.changed.wait()
+                pipeline.changed.wait()
         held.set()
         made.stages[1].break_off()
         importing.join()
@@ -235,9 +235,9 @@ def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pyte
             Stage(DEMO, (3, 6), made.head.public_key, other, port=lost.port, key=lost.key, name=lost.name)
         )
         pipeline = made.pipeline
-        with pipeline._head.changed:
-            while "numbers in bfloat16" not in (pipeline._head.gone or ""):
-                pipeline._head.changed.wait(0.05)
+        with pipeline.changed:
+            while "numbers in bfloat16" not in (pipeline.gone or ""):
+                pipeline.changed.wait(0.05)
         with pytest.raises(EngineError, match=r"stage 2 of 2.*has numbers in bfloat16.*the others have float32"):
             pipeline.submit(chain(1, 0, (3,)))
 
@@ -318,9 +318,9 @@ def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch
         pipeline = open_pipeline(DEMO, [Place(stage.address)], key, keys, registered)
         pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
         del keys["s0"]
-        with pipeline._head.changed:
-            while pipeline._head.gone is None:
-                pipeline._head.changed.wait(0.05)
+        with pipeline.changed:
+            while pipeline.gone is None:
+                pipeline.changed.wait(0.05)
         with pytest.raises(EngineError, match="not let in"):
             pipeline.submit(chain(2, 0, (3,)))
         pipeline.close()
