@@ -205,22 +205,11 @@ class StageServer:
     def _about(self, request: int) -> messages.About:
         stage, (fingerprint, layers) = self.worker.stage, self._model
         if stage is None:
-            return messages.About(request, fingerprint, "", layers, 0, 0, 0, 0, 0, 0, 0, resident_bytes(), self._cost)
-        info = stage.info
+            return messages.About(request, fingerprint, "", layers, *(0,) * 7, resident_bytes(), self._cost)
+        info, span = stage.info, (stage.first, stage.stop)
+        rows = stage.width, info.vocab_size, info.max_positions, stage.block_size, stage.free_rows()
         return messages.About(
-            request,
-            info.fingerprint,
-            info.dtype,
-            stage.whole_layers,
-            stage.first,
-            stage.stop,
-            stage.width,
-            info.vocab_size,
-            info.max_positions,
-            stage.block_size,
-            stage.free_rows(),
-            resident_bytes(),
-            self._cost,
+            request, info.fingerprint, info.dtype, stage.whole_layers, *span, *rows, resident_bytes(), self._cost
         )
 
     def _assigned(self, message: messages.Assign) -> None:

@@ -19,7 +19,7 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
-from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher, WebPage, read_page, shown
+from paceline.rag.web.fetch import DEFAULTS, PageFetcher, WebPage, read_page, shown
 from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
@@ -48,7 +48,6 @@ class WebLimits:
     search_s: float = 10.0  # of one search
     results: int = TUNING.web_results  # of one search, whose pages are read
     page_s: float = DEFAULTS.total_s  # of fetching one
-    page_bytes: int = DEFAULTS.body_bytes
     pages: int = TUNING.web_pages  # of all searches
 
 
@@ -63,8 +62,7 @@ class WebAccess:
         addresses alone."""
         self.provider = provider
         self.limits = limits or WebLimits()
-        fetching: FetchLimits = replace(DEFAULTS, total_s=self.limits.page_s, body_bytes=self.limits.page_bytes)
-        self._fetcher = fetcher or PageFetcher(fetching)
+        self._fetcher = fetcher or PageFetcher()
         self._parsers = ParserPool()
         self._reading = 0
 
