@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 from websockets.typing import Subprotocol
 
+from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
@@ -226,7 +227,7 @@ async def dial(url: str) -> Transport:
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,  # it leaks the lengths of secrets, and a small frame may decompress to a huge one
             ssl=True if urlsplit(url).scheme == "wss" else None,  # True: as the system verifies
-            proxy=None if _is_loopback(url) else True,
+            proxy=None if is_loopback(urlsplit(url).hostname or "") else True,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=CLOSE_TIMEOUT_S,
             ping_interval=None,  # the link's own heartbeat is faster
@@ -258,11 +259,8 @@ def unreachable(url: str, error: Exception) -> str:
 
 def is_secret(url: str) -> bool:
     """True if the connection is encrypted or stays on this machine."""
-    return urlsplit(url).scheme == "wss" or _is_loopback(url)
-
-
-def _is_loopback(url: str) -> bool:
-    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
+    parts = urlsplit(url)
+    return parts.scheme == "wss" or is_loopback(parts.hostname or "")
 
 
 UVICORN_LINK_OPTIONS: dict[str, Any] = {  # of `uvicorn.Config`: they cannot be set within a route

@@ -251,41 +251,26 @@ class Refining:
         return Outcome(), fault or (told if cited else f"{told}: the passages are read whole")
 
 
+@dataclass(slots=True, eq=False)
 class Shortlist:
     """Passages that are reranked together, a part at a time, and refined in one text where the workflow refines."""
 
-    def __init__(self, stages: RankStages, searches: int, reader: Refining | None) -> None:
-        """searches: that find them and have not ended."""
-        self.stages = stages
-        self.reader = reader
-        self.found: list[Found] = []
-        self._searches = searches
-        self._scores: dict[int, float] = {}  # by place in `found`
-
-    def take(self, found: Sequence[Found]) -> bool:
-        """A search has found these. Whether it was the last one."""
-        self.found += found
-        self._searches -= 1
-        return self._searches <= 0
-
-    def score(self, first: int, scores: Sequence[float]) -> None:
-        self._scores |= dict(enumerate(map(float, scores), first))
+    stages: RankStages
+    searches: int  # that find them and have not ended
+    reader: Refining | None
+    found: list[Found] = field(default_factory=list)
+    scores: dict[int, float] = field(default_factory=dict)  # by place in `found`
 
     @property
     def is_ranked(self) -> bool:
         """Nothing more will be found, and all that was has a score."""
-        return self._searches <= 0 and len(self._scores) == len(self.found)
-
-    @property
-    def scores(self) -> list[float]:
-        """Of all that was found. Valid when it is ranked."""
-        return [self._scores[place] for place in range(len(self.found))]
+        return self.searches <= 0 and len(self.scores) == len(self.found)
 
 
 def best_of(lists: Sequence[Shortlist], count: int) -> list[Found]:
     """The best so many of ranked shortlists, best first."""
     found = [each for ranked in lists for each in ranked.found]
-    scores = np.array([score for ranked in lists for score in ranked.scores])
+    scores = np.array([ranked.scores[place] for ranked in lists for place in range(len(ranked.found))])
     return [found[place] for place in best_first(scores)[:count]]
 
 
@@ -396,7 +381,9 @@ class Lookup:
     def _take(self, ranked: Shortlist, found: Sequence[Found]) -> Outcome:
         """A search has found passages that no other lookup has. After the last one it is known how much is to be
         reranked, or that nothing is."""
-        if not ranked.take(found):
+        ranked.found += found
+        ranked.searches -= 1
+        if ranked.searches > 0:
             return Outcome()
         if ranked.found:
             ranked.stages.rerank.resize(len(ranked.found))
@@ -410,11 +397,11 @@ class Lookup:
             scoring = self.run.registry.run(
                 launch.unit, lambda: self.run.places.rerank(self.question, texts) if texts else ()
             )
-            scores = await within(STAGE_S, scoring)
+            scores = list(map(float, await within(STAGE_S, scoring)))
         except PacelineError as error:
             self.run.note(launch, f"by the search's own scores: {error}", failed=True)
             scores = [found.passage.score for found in part]
-        ranked.score(launch.first, scores)
+        ranked.scores |= dict(enumerate(scores, launch.first))
         if not ranked.is_ranked:
             return Outcome()
         self.run.note(launch, f"the best {min(self._kept, len(ranked.found))} of {len(ranked.found)} passages")
