@@ -244,13 +244,6 @@ class StageGraph:
         self._private.clear()
         return gone
 
-    def check(self) -> None:
-        """Invariants, for tests."""
-        for stage in self._stages:
-            state = stage.progress
-            assert state.running >= 0 and state.done >= 0, stage
-            assert stage.operation.open_ended or state.done + state.running <= stage.items, stage
-
 
 def waits_for(stage: Stage) -> list[Stage]:
     """Unfinished stages that it needs, directly or not."""

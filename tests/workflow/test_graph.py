@@ -27,7 +27,7 @@ def test_a_stage_can_begin_when_all_it_needs_is_finished() -> None:
     graph.begin(one, 1)
     graph.end(one, 1)
     assert one.progress.finished and graph.available(two) == 1
-    graph.check()
+    assert (one.progress.done, one.progress.running) == (4, 0)
 
 
 @pytest.mark.parametrize(("whole", "after_half"), [(False, 3), (True, 0)])
@@ -83,7 +83,7 @@ def test_a_launch_that_came_to_nothing_is_done_again_with_its_own_items() -> Non
     assert graph.begin(one, 2) == (0, 2) and graph.begin(one, 2) == (2, 2)
     graph.give_up(one, 0, 2)
     assert graph.begin(one, 4) == (0, 2) and graph.begin(one, 2) == (4, 2)
-    graph.check()
+    assert (one.progress.done, one.progress.running) == (0, 6)
 
 
 def test_the_number_of_items_is_what_it_turns_out_to_be_until_the_stage_has_begun() -> None:

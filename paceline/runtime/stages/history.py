@@ -126,42 +126,33 @@ class History:
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
-        if isinstance(entry, RunBatch):
-            for segment in entry.segments:
-                self._apply_segment(segment)
-            return
-        seq = SeqId(entry.seq)
-        try:
-            match entry:
-                case ReleaseRows():
-                    self._table.release(seq)
-                    self._tokens.pop(seq, None)
-                    self._lost.discard(seq)
-                case _ if seq in self._lost:
-                    return
-                case PruneRows(keep=keep, live=live, horizon=horizon):
-                    kept = self._table.prune(seq, keep, live, horizon)
-                    self._tokens.setdefault(seq, []).extend(kept.committed)
-                case TruncateRows(length=length):
-                    self._table.truncate(seq, length)
-                    del self._tokens.get(seq, [])[length:]
-                case Imported(tokens=tokens):
-                    self._table.adopt(seq, tokens)
-                    self._tokens[seq] = list(tokens)
-        except EngineError:
-            self._lose(seq)
+        for each in entry.segments if isinstance(entry, RunBatch) else (entry,):
+            seq = SeqId(each.seq)
+            if isinstance(each, ReleaseRows):
+                self._table.release(seq)
+                self._tokens.pop(seq, None)
+                self._lost.discard(seq)
+            elif seq not in self._lost:
+                try:
+                    self._change(seq, each)
+                except EngineError:
+                    self._lose(seq)
 
-    def _apply_segment(self, segment: Segment) -> None:
-        seq = segment.seq
-        if seq in self._lost:
-            return
-        try:
-            placed = self._table.place(Batch((segment,)))
-        except EngineError:
-            self._lose(seq)
-            return
-        self._table.written(placed)
-        self._tokens.setdefault(seq, []).extend(placed[0].tokens[: placed[0].committed])
+    def _change(self, seq: SeqId, change: Segment | Imported | Change) -> None:
+        match change:
+            case Segment():
+                placed = self._table.place(Batch((change,)))
+                self._table.written(placed)
+                self._tokens.setdefault(seq, []).extend(placed[0].tokens[: placed[0].committed])
+            case PruneRows(keep=keep, live=live, horizon=horizon):
+                kept = self._table.prune(seq, keep, live, horizon)
+                self._tokens.setdefault(seq, []).extend(kept.committed)
+            case TruncateRows(length=length):
+                self._table.truncate(seq, length)
+                del self._tokens.get(seq, [])[length:]
+            case Imported(tokens=tokens):
+                self._table.adopt(seq, tokens)
+                self._tokens[seq] = list(tokens)
 
     def _lose(self, seq: SeqId) -> None:
         self._table.release(seq)

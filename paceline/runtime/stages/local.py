@@ -128,18 +128,14 @@ class LocalPlace(Place):
 
     async def stop(self) -> None:
         """End the process by closing its input; kill it if that is not enough."""
-        if self._reading is not None:
-            self._reading.cancel()
         process = self.process
-        if process is None or process.returncode is not None:
-            return
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            await self.kill()
+        if process is not None and process.returncode is None:
+            assert process.stdin is not None
+            process.stdin.close()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(STOP_S):
+                    await process.wait()
+        await self.kill()
 
     async def kill(self) -> None:
         if self._reading is not None:

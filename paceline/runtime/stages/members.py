@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NoReturn, TypeVar, cast
+from typing import NoReturn, TypeVar
 
 import msgspec
 
@@ -81,13 +81,12 @@ class Member:
         about = self.about
         return None if about is None or about.first == about.stop else (about.first, about.stop)
 
-    async def ask(self, message: Frame, seconds: float, kind: type[A]) -> A:
+    async def ask(self, message: messages.Numbered, seconds: float, kind: type[A]) -> A:
         """The answer to a request, of this kind. Raises LinkClosed for a stage that is lost meanwhile, fails, takes too
         long, or answers something else."""
         if self.link is None or not self.link.is_open:
             raise LinkClosed(f"the stage at {self.place} is gone")
-        number = cast(int, message.request)  # type: ignore[attr-defined]  # every message that is answered has it
-        answer = self.answers[number] = asyncio.get_running_loop().create_future()
+        answer = self.answers[message.request] = asyncio.get_running_loop().create_future()
         try:
             self.link.send(message)
             async with asyncio.timeout(seconds):
@@ -95,7 +94,7 @@ class Member:
         except TimeoutError:
             raise LinkClosed(f"the stage at {self.place} did not answer within {seconds:.0f} s") from None
         finally:
-            self.answers.pop(number, None)
+            self.answers.pop(message.request, None)
         if isinstance(found, messages.RequestFailed):
             raise LinkClosed(f"the stage at {self.place} failed: {found.reason}")
         if not isinstance(found, kind):
@@ -104,8 +103,7 @@ class Member:
 
     def heard(self, message: Frame) -> bool:
         """True if it answers a request of `ask`."""
-        number = getattr(message, "request", None)
-        answer = None if number is None else self.answers.get(number)
+        answer = self.answers.get(message.request) if isinstance(message, messages.Numbered) else None
         if answer is None:
             return False
         if not answer.done():

@@ -332,7 +332,7 @@ class RemotePipeline(StageHead):
         keys, values = (np.concatenate([getattr(part, name) for part in parts]) for name in ("keys", "values"))
         return KvPrefix(self._info.fingerprint, parts[0].dtype, tuple(tokens), keys, values)
 
-    def _ask_each(self, message: Callable[[int], Frame]) -> list[Frame | Bulk]:
+    def _ask_each(self, message: Callable[[int], messages.Numbered]) -> list[Frame | Bulk]:
         """Every stage's answer. message: of a request's number."""
         places = range(len(self._layers))
         return self.ask_all([StageRequest(place, message(next(self.numbers))) for place in places])

@@ -25,7 +25,7 @@ from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages import messages
-from paceline.wire.stages.sampling import BatchDone, SampledRows
+from paceline.wire.stages.sampling import BatchDone
 
 log = logging.getLogger("paceline.stages")
 
@@ -56,7 +56,7 @@ class StageRequest:
     """A question to one stage, asked again after a loss."""
 
     place: int  # of the stage; -1: the last
-    message: Frame
+    message: messages.Numbered
     payload: tuple[messages.KvRows, bytes] | None = None
     answer: Frame | Bulk | None = None
     error: EngineError | None = None
@@ -159,7 +159,7 @@ class StageHead:
         with self.changed:
             if self.gone is not None:
                 raise EngineError(self.gone)
-            numbers = [request.message.request for request in requests]  # type: ignore[attr-defined]  # all have it
+            numbers = [request.message.request for request in requests]
             self.requests.update(zip(numbers, requests, strict=True))
             if self.up:
                 for request in requests:
@@ -214,16 +214,10 @@ class StageHead:
                         self._is_torn = True
                         self._fall(f"{member.place} has lost {reason}")
                     return
-                case Bulk(header=messages.KvRows(request=number) | messages.ScoreRows(request=number)):
-                    self._answer(number, message)
-                case (
-                    messages.RequestDone(request=number)
-                    | messages.StageHave(request=number)
-                    | SampledRows(request=number)
-                ):
-                    self._answer(number, message)
                 case messages.RequestFailed(request=number, reason=reason):
                     self._answer(number, EngineError(reason))
+                case messages.Numbered(request=number) | Bulk(header=messages.Numbered(request=number)):
+                    self._answer(number, message)
                 case _:
                     return
             self.changed.notify_all()

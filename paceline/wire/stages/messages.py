@@ -81,22 +81,26 @@ class StageFrame(Frame, frozen=True):
     max_bytes = MAX_MESSAGE_BYTES
 
 
+class Numbered(StageFrame, frozen=True):
+    """Base of what is answered, and of answers: both have the number of the request."""
+
+    request: Number
+
+
 class BulkHeader(StageFrame, frozen=True):
     """Base of the headers of bulk messages."""
 
 
 # ---- the stage describes itself -------------------------------------------------------------------------------------
-class Describe(StageFrame, frozen=True, tag="describe"):
+class Describe(Numbered, frozen=True, tag="describe"):
     """Answered by `About`. measured: with what layers cost there, unless the stage was told its own."""
 
-    request: Number
     measured: bool
 
 
-class LoadSpan(StageFrame, frozen=True, tag="load"):
+class LoadSpan(Numbered, frozen=True, tag="load"):
     """Load these layers in place of any others. Answered by `About`, or by `RequestFailed` of this request."""
 
-    request: Number
     first: Count
     stop: Count
 
@@ -112,10 +116,9 @@ class StageCost(SentPart, frozen=True):
     free_bytes: Number  # memory it may take
 
 
-class About(StageFrame, frozen=True, tag="about"):
+class About(Numbered, frozen=True, tag="about"):
     """What a stage is and has loaded."""
 
-    request: Number
     model: Hash  # fingerprint
     dtype: Name
     layers: Positive  # of the whole model
@@ -130,13 +133,12 @@ class About(StageFrame, frozen=True, tag="about"):
     cost: StageCost | None  # None: it was told its layers, so nothing needs to be planned
 
 
-class Assign(StageFrame, frozen=True, tag="assign"):
+class Assign(Numbered, frozen=True, tag="assign"):
     """A place in a pipeline: release everything, link to the neighbours. Answered by `RequestDone` or `RequestFailed`.
 
     epoch: of the pipeline; rises with each `Assign`. What comes of another one is dropped.
     """
 
-    request: Number
     epoch: Number
     format: RowFormat
     previous_key: PublicKey | None  # of the stage before, which will dial; None: this is the first
@@ -174,42 +176,36 @@ Change: TypeAlias = PruneRows | TruncateRows | ReleaseRows
 """Of a sequence's rows, without an answer."""
 
 
-class ExportRows(StageFrame, frozen=True, tag="export"):
+class ExportRows(Numbered, frozen=True, tag="export"):
     """Answered by a bulk message of this request with the header `KvRows`, or `RequestFailed`."""
 
-    request: Number
     seq: SequenceNumber
     tokens: Tokens
 
 
-class ImportRows(StageFrame, frozen=True, tag="import"):
+class ImportRows(Numbered, frozen=True, tag="import"):
     """Start a sequence with the rows of this request's bulk message. Answered by `RequestDone` or `RequestFailed`."""
 
-    request: Number
     seq: SequenceNumber
     tokens: Tokens
 
 
-class CheckRows(StageFrame, frozen=True, tag="check"):
+class CheckRows(Numbered, frozen=True, tag="check"):
     """Check the invariants, behind everything sent before. Answered by `StageHave` or `RequestFailed`."""
-
-    request: Number
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
-class RequestDone(StageFrame, frozen=True, tag="answered"):
-    request: Number
+class RequestDone(Numbered, frozen=True, tag="answered"):
+    """What was asked for is done."""
 
 
-class RequestFailed(StageFrame, frozen=True, tag="failed"):
-    request: Number
+class RequestFailed(Numbered, frozen=True, tag="failed"):
     reason: Sentence
 
 
-class StageHave(StageFrame, frozen=True, tag="have"):
+class StageHave(Numbered, frozen=True, tag="have"):
     """What a stage holds: the rows of each sequence."""
 
-    request: Number
     lengths: Annotated[tuple[tuple[SequenceNumber, Number], ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
@@ -226,10 +222,9 @@ class Forget(StageFrame, frozen=True, tag="forget"):
     tickets: Annotated[tuple[Number, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class FetchScores(StageFrame, frozen=True, tag="fetch"):
+class FetchScores(Numbered, frozen=True, tag="fetch"):
     """Send the scores of these rows: answered by a bulk message with the header `ScoreRows`, or `RequestFailed`."""
 
-    request: Number
     ticket: Number
     segment: Count
     first: Count
@@ -252,19 +247,17 @@ class HiddenRows(BulkHeader, frozen=True, tag="hidden"):
     error: Sentence | None
 
 
-class KvRows(BulkHeader, frozen=True, tag="kv"):
+class KvRows(BulkHeader, Numbered, frozen=True, tag="kv"):
     """Keys, then values, of a sequence's first rows: `core.batching.block_manager.KvPrefix`."""
 
-    request: Number
     dtype: Name
     key_shape: tuple[Count, Count, Count, Count]
     value_shape: tuple[Count, Count, Count, Count]
 
 
-class ScoreRows(BulkHeader, frozen=True, tag="scores"):
+class ScoreRows(BulkHeader, Numbered, frozen=True, tag="scores"):
     """Scores of the vocabulary before the softmax, in float32."""
 
-    request: Number
     rows: Count
     vocab_size: Count
 

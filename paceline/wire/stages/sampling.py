@@ -12,7 +12,7 @@ from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow
 from paceline.wire.codec import sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import Count, Sampling, SentPart, Token
-from paceline.wire.stages.messages import MAX_ROWS, Kept, Number, RowIndices, Sentence, StageFrame, bad_frame
+from paceline.wire.stages.messages import MAX_ROWS, Kept, Number, Numbered, RowIndices, Sentence, StageFrame, bad_frame
 
 MAX_BRANCHES = 256
 Bytes = Annotated[bytes, msgspec.Meta(max_length=1 << 23)]
@@ -93,15 +93,13 @@ class SampleAhead(StageFrame, frozen=True, tag="ahead"):
     rows: Annotated[list[WantedRows | None], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class SampleRows(StageFrame, frozen=True, tag="sample"):
+class SampleRows(Numbered, frozen=True, tag="sample"):
     """Sample rows that have been computed. Answered by `SampledRows`, or `RequestFailed`."""
 
-    request: Number
     wanted: Annotated[list[Wanted], msgspec.Meta(max_length=MAX_ROWS)]
 
 
-class SampledRows(StageFrame, frozen=True, tag="sampled"):
-    request: Number
+class SampledRows(Numbered, frozen=True, tag="sampled"):
     rows: Annotated[list[list[SampledToken]], msgspec.Meta(max_length=MAX_ROWS)]
 
 
@@ -212,12 +210,14 @@ def _ids_to_bytes(ids: np.ndarray[tuple[int], np.dtype[np.integer]] | IdArray) -
 
 
 def _ids_from_bytes(data: bytes) -> IdArray:
-    if len(data) % 4:
-        raise bad_frame("ids that end within a number")
-    return np.frombuffer(data, "<i4").astype(np.int32)
+    return _numbers(data, "<i4").astype(np.int32)
 
 
 def _floats(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    if len(data) % 8:
-        raise bad_frame("probabilities that end within a number")
-    return np.frombuffer(data, "<f8").astype(np.float64)
+    return _numbers(data, "<f8").astype(np.float64)
+
+
+def _numbers(data: bytes, kind: str) -> np.ndarray[tuple[int], np.dtype[np.generic]]:
+    if len(data) % np.dtype(kind).itemsize:
+        raise bad_frame("an array that ends within a number")
+    return np.frombuffer(data, kind)
