@@ -67,6 +67,9 @@ class CachedRows:
         return self.length - len(self.tree.tokens)
 
 
+_NO_ROWS = CachedRows()
+
+
 class SequenceTable:
     """Cached rows of all sequences. `place` only checks; `written` records a forward.
 
@@ -87,7 +90,7 @@ class SequenceTable:
         return tuple(self._place(segment, first_stage) for segment in batch.segments)
 
     def _place(self, segment: Segment, first_stage: bool) -> PlacedSegment:
-        rows = self._rows.get(segment.seq, CachedRows())
+        rows = self._rows.get(segment.seq, _NO_ROWS)
         if segment.parents is None:
             if rows.tree.tokens:
                 raise EngineError(
@@ -139,8 +142,7 @@ class SequenceTable:
 
     def path(self, segment: PlacedSegment, row: int) -> list[int]:
         """Tokens from a root of the tree to `row` of this segment, which is not yet written."""
-        tree = self._rows.get(segment.seq, CachedRows()).tree
-        tokens = tree.tokens + segment.tokens
+        tokens = self.tree(segment.seq).tokens + segment.tokens
         return [token for token, is_on_path in zip(tokens, segment.mask()[row], strict=True) if is_on_path]
 
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> KeptRows:
@@ -193,7 +195,7 @@ class SequenceTable:
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Raise for rows that were never written, and for a length inside an open tree."""
-        rows = self._rows.get(seq, CachedRows())
+        rows = self._rows.get(seq, _NO_ROWS)
         if not 0 <= length <= rows.committed:
             raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
         if seq in self._rows:
@@ -201,7 +203,7 @@ class SequenceTable:
 
     def export(self, seq: SeqId, num_rows: int) -> None:
         """Raise unless the first `num_rows` rows are committed."""
-        committed = self._rows.get(seq, CachedRows()).committed
+        committed = self._rows.get(seq, _NO_ROWS).committed
         if not 0 < num_rows <= committed:
             raise EngineError(f"sequence {seq} cannot export {num_rows} rows: it has {committed}")
 
@@ -220,30 +222,26 @@ class SequenceTable:
         return seq in self._rows
 
     def tree(self, seq: SeqId) -> OpenTree:
-        rows = self._rows.get(seq)
-        return rows.tree if rows else NOTHING_OPEN
+        return self._rows.get(seq, _NO_ROWS).tree
 
     def is_settled(self, seq: SeqId) -> bool:
         """No row of its is open, and none is still to come that a prune has overtaken."""
-        rows = self._rows.get(seq)
-        return rows is None or (not rows.tree.tokens and rows.horizon == ROOT)
+        rows = self._rows.get(seq, _NO_ROWS)
+        return not rows.tree.tokens and rows.horizon == ROOT
 
     def last_id(self, seq: SeqId) -> int:
         """The greatest id of its rows that has come."""
-        rows = self._rows.get(seq)
-        return rows.last_id if rows else ROOT
+        return self._rows.get(seq, _NO_ROWS).last_id
 
     def anchor(self, seq: SeqId) -> int:
         """The id of its last committed row, if a later segment may name it; else `ROOT`."""
-        rows = self._rows.get(seq)
-        return rows.anchor if rows else ROOT
+        return self._rows.get(seq, _NO_ROWS).anchor
 
     def num_open_rows(self, seq: SeqId) -> int:
         return len(self._rows[seq].tree.tokens)
 
     def length(self, seq: SeqId) -> int:
-        rows = self._rows.get(seq)
-        return rows.length if rows else 0
+        return self._rows.get(seq, _NO_ROWS).length
 
     def lengths(self) -> dict[SeqId, int]:
         return {seq: rows.length for seq, rows in self._rows.items()}

@@ -268,15 +268,8 @@ def _tensors(folder: Path, architecture: Architecture, config: Mapping[str, Any]
 def _stored(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """Each tensor of the folder, mapped. Raises ConfigError for a file that is damaged, or of another number format."""
     for file in sorted(folder.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            begin = 8 + int.from_bytes(stream.read(8), "little")
-            try:
-                header: Mapping[str, Mapping[str, Any]] = json.loads(stream.read(begin - 8))
-            except ValueError as error:
-                raise ConfigError(f"{file} is damaged or was cut: fetch or copy it again.") from error
+        begin, header = header_of(file)
         for name, about in header.items():
-            if name == "__metadata__":
-                continue
             if about["dtype"] not in _TYPES:
                 raise _refused(folder, f"its weights are in {about['dtype']}")
             shape: Sequence[int] = about["shape"]
@@ -285,3 +278,15 @@ def _stored(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
                 yield name, np.memmap(file, _TYPES[about["dtype"]], "r", at, tuple(shape))
             except ValueError as error:
                 raise ConfigError(f"{file} was cut: fetch or copy it again.") from error
+
+
+def header_of(file: Path) -> tuple[int, Mapping[str, Mapping[str, Any]]]:
+    """Of safetensors: the byte at which the tensors begin, and what is said of each. Raises ConfigError."""
+    with file.open("rb") as stream:
+        begin = 8 + int.from_bytes(stream.read(8), "little")
+        try:
+            header: dict[str, Mapping[str, Any]] = json.loads(stream.read(begin - 8))
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged or was cut: fetch or copy it again.") from error
+    header.pop("__metadata__", None)
+    return begin, header

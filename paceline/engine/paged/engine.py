@@ -95,15 +95,12 @@ class PagedEngine(PagedKvCache):
         """capture: of forwards of few rows, if `attention` is tiled; None: none is replayed."""
         super().__init__(info, storage, kv_model=info.fingerprint)
         self._model, self._attention = model, attention
+        self.attention = attention.name
         self._device = storage.keys.device
         self.graphs: StepGraphs | None = None
         if capture is not None and isinstance(attention, Tiled):
             self.graphs = StepGraphs(attention, self._logits, capture)
         self._sampler = DeviceSampler()
-
-    @property
-    def attention(self) -> str:
-        return self._attention.name
 
     def forward(self, batch: Batch) -> Output:
         use_device(self._device)

@@ -6,7 +6,6 @@ What they can do is tried, since a field that a server does not know is ignored 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import random
@@ -32,6 +31,7 @@ from paceline.engine.remote.servers import (
     scoring,
 )
 from paceline.errors import ConfigError
+from paceline.hub.quantize import header_of
 
 log = logging.getLogger("paceline.engine")
 
@@ -89,12 +89,8 @@ def open_remote(
 
 def _weights(directory: Path) -> int:
     """How many numbers the weights are, where their files are here; 0: not known."""
-    size = 0
-    for file in directory.glob("*.safetensors"):
-        with file.open("rb") as stream:
-            header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        size += sum(math.prod(tensor["shape"]) for key, tensor in header.items() if key != "__metadata__")
-    return size
+    tensors = (tensor for file in directory.glob("*.safetensors") for tensor in header_of(file)[1].values())
+    return sum(math.prod(tensor["shape"]) for tensor in tensors)
 
 
 def _served(client: httpx.Client, url: str, name: str) -> tuple[str, int]:

@@ -123,7 +123,7 @@ def _is_within(row: ToldRow, known: Mapping[int, float], bound: float, sampling:
     keep the same.
     """
     params = sampling.params
-    falling = sorted((value for value in known.values()), reverse=True)
+    falling = sorted(known.values(), reverse=True)
     sure = [value for value in falling if value > bound]  # no other id is among these
     if not sure:
         return False
@@ -134,12 +134,9 @@ def _is_within(row: ToldRow, known: Mapping[int, float], bound: float, sampling:
     if 0 < params.top_k <= len(sure):
         keep = min(keep, params.top_k)
     if params.top_p < 1.0:
-        extremes = (float(powers.sum()),) * 2
-        if not 0 < params.top_k <= len(sure):
-            extremes = _masses(row, falling, sure[0], bound, sampling)
-        else:
-            extremes = (float(powers[: params.top_k].sum()),) * 2
-        counts = {_reaching(powers, params.top_p * mass) for mass in extremes}
+        is_cut = 0 < params.top_k <= len(sure)
+        masses = {float(powers[: params.top_k].sum())} if is_cut else _masses(row, falling, sure[0], bound, sampling)
+        counts = {_reaching(powers, params.top_p * mass) for mass in masses}
         if len(counts) > 1 and keep > min(counts):
             return False
         keep = min(keep, *counts)
@@ -152,20 +149,16 @@ def _reaching(powers: ProbArray, mass: float) -> int:
     return int(np.argmax(reached)) + 1 if reached.any() else len(powers) + 1
 
 
-def _masses(
-    row: ToldRow, falling: Sequence[float], best: float, bound: float, sampling: RowSampling
-) -> tuple[float, float]:
+def _masses(row: ToldRow, falling: Sequence[float], best: float, bound: float, sampling: RowSampling) -> set[float]:
     """Least and greatest sum of all ids' powers, in units of the best one's."""
-    told = math.fsum(math.exp((value - best) / sampling.params.temperature) for value in falling)
-    if sampling.params.temperature == 1.0 and not sampling.changes_logits:
-        return told + row.tail * math.exp(-best), told + row.tail * math.exp(-best)
-    most = (sampling.vocab_size - len(row.logprobs)) * math.exp((bound - best) / sampling.params.temperature)
-    if sampling.params.temperature <= 1.0 and not sampling.changes_logits:
-        most = min(
-            most,
-            row.tail * math.exp(bound * (1.0 / sampling.params.temperature - 1.0) - best / sampling.params.temperature),
-        )
-    return told, told + most
+    temperature = sampling.params.temperature
+    told = math.fsum(math.exp((value - best) / temperature) for value in falling)
+    if temperature == 1.0 and not sampling.changes_logits:
+        return {told + row.tail * math.exp(-best)}
+    most = (sampling.vocab_size - len(row.logprobs)) * math.exp((bound - best) / temperature)
+    if temperature <= 1.0 and not sampling.changes_logits:
+        most = min(most, row.tail * math.exp(bound * (1.0 / temperature - 1.0) - best / temperature))
+    return {told, told + most}
 
 
 def settled_mixture(rows: Sequence[ToldRow], log_weights: Sequence[float], sampling: RowSampling) -> Settled:

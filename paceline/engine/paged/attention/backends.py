@@ -330,13 +330,8 @@ class StepGraphs:
         self._attention, self._forward, self._capture = attention, forward, capture
         self._buckets = buckets(max_rows)
         self._buffer: Tensor | None = None  # integers of the step, on the device
-        self._replays: dict[StepShape, Run | None] = {}  # None: has run once
+        self.replays: dict[StepShape, Run | None] = {}  # None: has run once
         self._disabled = False
-        self.replayed = 0  # steps
-
-    @property
-    def num_graphs(self) -> int:
-        return sum(replay is not None for replay in self._replays.values())
 
     def run(self, flat: FlatBatch) -> Tensor:
         """(wanted, vocab) of the batch, which the caller may keep."""
@@ -346,13 +341,12 @@ class StepGraphs:
             return self._forward(self._attention.step(self._attention.send(flat, plan, StepShape.of(flat, plan))))
         tensors = self._send(flat, plan, shape)
         wanted = len(flat.logits_rows)
-        if shape not in self._replays:
-            self._replays[shape] = None
+        if shape not in self.replays:
+            self.replays[shape] = None
             return self._forward(self._attention.step(tensors))[:wanted]
-        replay = self._replays[shape] or self._captured(shape, tensors)
+        replay = self.replays[shape] or self._captured(shape, tensors)
         if replay is None:  # the rows that were written will be written again
             return self._forward(self._attention.step(tensors))[:wanted]
-        self.replayed += 1
         return replay()[:wanted].clone()  # the next step overwrites it, and rows may be sampled later
 
     def _shape(self, flat: FlatBatch, plan: TilePlan) -> StepShape | None:
@@ -379,9 +373,9 @@ class StepGraphs:
         except RuntimeError as error:
             log.warning("steps are not replayed as CUDA graphs: %s", error)
             self._disabled = True
-            self._replays.clear()
+            self.replays.clear()
             return None
-        self._replays[shape] = replay
+        self.replays[shape] = replay
         return replay
 
 

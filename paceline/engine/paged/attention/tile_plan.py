@@ -315,7 +315,6 @@ class Staging:
         self._buffers = [torch.empty(0, dtype=torch.uint8, device="cpu")] * _BUFFERS
         self._copied: list[torch.cuda.Event | None] = [None] * _BUFFERS
         self._current = 0
-        self.copies = 0  # sent so far
 
     def buffer(self, size: int) -> Bytes:
         """Memory of `size` bytes to fill; its contents are those of an earlier step. Ends with `send`."""
@@ -338,7 +337,6 @@ class Staging:
             event = self._copied[self._current] or torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record()
             self._copied[self._current] = event
-        self.copies += 1
         return into
 
 
