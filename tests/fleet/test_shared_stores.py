@@ -125,14 +125,14 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
 ) -> None:
     with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
         store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
-        is_unfinished = log._store.is_unfinished
+        holder = log._store.holder
 
-        def ended_meanwhile(response: str) -> bool:
+        def ended_meanwhile(response: str) -> str | None:
             end = [("resp_1", 1, "response.failed", b'{"response":{"output":[]}}')]
             store.write([], end, [("resp_1", 2)], epochs={"resp_1": 1})  # after its rows were read
-            return is_unfinished(response)
+            return holder(response)
 
-        monkeypatch.setattr(log._store, "is_unfinished", ended_meanwhile)
+        monkeypatch.setattr(log._store, "holder", ended_meanwhile)
         read = [row.sequence async for rows in log.follow("resp_1") for row in rows]
         assert read == [0, 1]
 

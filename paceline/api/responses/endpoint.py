@@ -170,7 +170,7 @@ async def show_response(
 async def _its_writer(request: Request, responses: Responses, response_id: str) -> Response | None:
     """The answer of the other server that writes a response; None where none does."""
     hops = request.app.state.admission.hops
-    return None if hops is None else await hops.to(request, await responses.log.holder(response_id))
+    return None if hops is None else await hops.to(request, await responses.log.holder(response_id) or "")
 
 
 @router.delete("/{response_id}", response_model=DeletedResponse)

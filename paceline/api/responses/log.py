@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import queue
 import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -78,6 +77,13 @@ class LiveEvents:
     async def changed(self) -> None:
         await self._changed.wait()
 
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        """Raises PacelineError when rows could not be written."""
+        while not is_so():
+            if self.failure is not None:
+                raise self.failure
+            await self.changed()
+
     def after(self, sequence: int) -> list[EventRow] | None:
         """Committed rows above `sequence`; None when some of them have left memory."""
         oldest = self.committed - len(self._tail)
@@ -87,13 +93,6 @@ class LiveEvents:
         if not self.stored:
             self._tail.clear()  # its only reader has them
         return rows
-
-
-# The writer thread of the event log: group commit, queries, and removal of old responses.
-#
-# Jobs run in the order in which they were submitted. Appends that queue up during one transaction are committed
-# together in the next. Between jobs the thread deletes what exceeds the retention, in steps of some 40 ms, since
-# appends wait meanwhile. Knows nothing of readers: committed rows go to `deliver`.
 
 
 SWEEP_INTERVAL_S = 3600.0  # between two deletions of responses that are too old
@@ -138,14 +137,13 @@ class Append:
     turn: Turn | None = None  # of a conversation, committed with them
 
 
-Query = tuple[Callable[[], Any], Future[Any]]  # a job whose result a caller awaits
-
-
 class EventWriter:
-    """Owns the only thread that uses `store` after start-up.
+    """The only thread that uses `store` after start-up: group commit, queries, and removal of old responses.
 
-    `live_ids`: the responses being written here. `deliver`: receives appends once they are committed, or with the
-    failure that prevented it. Both are called on the thread.
+    Jobs run in the order in which they were submitted. Appends that come during one transaction are committed together
+    in the next. What exceeds the retention is deleted in steps of some 40 ms, between other jobs. `live_ids`: the
+    responses being written here. `deliver`: receives appends once they are committed, or with the failure that
+    prevented it. Both are called on the thread.
     """
 
     def __init__(
@@ -161,81 +159,57 @@ class EventWriter:
         self._live_ids = live_ids
         self._deliver = deliver
         self.closed = False
-        self._jobs: queue.SimpleQueue[Append | Query | None] = queue.SimpleQueue()
+        self._thread = ThreadPoolExecutor(1, "event-writer")
+        self._waiting: list[Append] = []
+        self._lock = threading.Lock()  # of it
+        self._sweeping: threading.Timer | None = None
         # Used by the thread alone:
         self._total_bytes = 0  # of responses that have ended
-        self._shrink_target: int | None = None  # bytes to shrink to, while that is going on
-        self._swept_at = 0.0  # monotonic s
-        self._wrote_at = 0.0  # likewise
-        self._thread = threading.Thread(target=self._run, name="event-writer", daemon=True)
-        self._thread.start()
+        self._shrinks = False  # a step of that is among the jobs
+        self._wrote_at = 0.0  # monotonic s
+        self._thread.submit(self._sweep)
 
     def close(self) -> None:
         """Finish all jobs that were submitted, end the thread and close the store. May be called twice."""
         if not self.closed:
             self.closed = True
-            self._jobs.put(None)
-            self._thread.join()
+            self._thread.shutdown()
+            if self._sweeping is not None:
+                self._sweeping.cancel()
             self._store.close()
 
     def append(self, job: Append) -> None:
-        self._jobs.put(job)
+        with self._lock:
+            self._waiting.append(job)
+            is_first = len(self._waiting) == 1
+        if is_first:  # the others are written with it
+            self._thread.submit(self._flush)
 
     async def query(self, run: Callable[[], T]) -> T:
         """The result of `run`, called on the thread after everything that was appended before."""
         if self.closed:
             raise PacelineError("The server is shutting down.")
-        result: Future[T] = Future()
-        self._jobs.put((run, result))
-        return await asyncio.wrap_future(result)
+        return await asyncio.wrap_future(self._thread.submit(run))
 
     # ---- the thread -------------------------------------------------------------------------------------------------
     def grown(self, num_bytes: int) -> None:
         """Count the growth of what is stored; called within a query."""
         self._total_bytes += num_bytes
-        if self._total_bytes > self._retention.max_bytes:
-            self._shrink_target = int(self._retention.max_bytes * (1 - SHRINK_SLACK))
+        if self._total_bytes > self._retention.max_bytes and not self._shrinks:
+            self._shrinks = True
+            self._submit(partial(self._shrink, int(self._retention.max_bytes * (1 - SHRINK_SLACK))))
 
-    def _run(self) -> None:
-        self._sweep()
-        running = True
-        while running:
-            appends: list[Append] = []
-            for job in self._take():
-                if isinstance(job, Append):
-                    appends.append(job)
-                    continue
-                self._write(appends)
-                appends = []
-                if job is None:
-                    running = False
-                else:
-                    self._answer(*job)
-            self._write(appends)
-            if time.monotonic() - self._swept_at >= SWEEP_INTERVAL_S:
-                self._sweep()
-            if self._shrink_target is not None:
-                self._shrink(self._shrink_target)
+    def _submit(self, job: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # it is closed: nothing more is removed now
+            self._thread.submit(job)
 
-    def _take(self) -> list[Append | Query | None]:
-        """All queued jobs; none when the next sweep is due or shrinking goes on."""
-        timeout = 0.0 if self._shrink_target is not None else self._swept_at + SWEEP_INTERVAL_S - time.monotonic()
-        try:
-            jobs = [self._jobs.get(timeout=max(0.0, timeout))]
-        except queue.Empty:
-            return []
-        if isinstance(jobs[0], Append) and self._store.fleet is not None:
+    def _flush(self) -> None:
+        """Commit what waits in one transaction, and deliver it."""
+        if self._store.fleet is not None:
             time.sleep(max(0.0, self._wrote_at + GROUP_S - time.monotonic()))
-        with suppress(queue.Empty):
-            while True:
-                jobs.append(self._jobs.get_nowait())
-        return jobs
-
-    def _write(self, appends: Sequence[Append]) -> None:
-        """Commit appends in one transaction, and deliver them."""
-        if not appends:
-            return
         self._wrote_at = time.monotonic()
+        with self._lock:
+            appends, self._waiting = self._waiting, []
         begun: list[ResponseRecord] = []
         events: list[StoredEvent] = []
         ended: list[tuple[str, int]] = []
@@ -277,8 +251,7 @@ class EventWriter:
             self.grown(ended_bytes)
 
     def _sweep(self) -> None:
-        """Delete responses that are too old, and unfinished ones that no process writes any more."""
-        self._swept_at = time.monotonic()
+        """Delete responses that are too old, and unfinished ones that no process writes any more; and again later."""
         before = time.time() - self._retention.max_age
         try:
             abandoned = set(self._store.unfinished(before - ABANDONED_S)) - self._live_ids()
@@ -287,26 +260,23 @@ class EventWriter:
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
         self.grown(0)
+        if not self.closed:
+            self._sweeping = threading.Timer(SWEEP_INTERVAL_S, self._submit, [self._sweep])
+            self._sweeping.daemon = True
+            self._sweeping.start()
 
     def _shrink(self, target: int) -> None:
-        """Delete one step's worth of old responses: appends wait for this thread."""
+        """Delete one step's worth of old responses: other jobs wait meanwhile."""
+        self._shrinks = False
         try:
             self._store.shrink(max(target, self._total_bytes - SHRINK_STEP))
             self._total_bytes = self._store.total()
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
-            self._shrink_target = None
-        else:
-            self._shrink_target = target if self._total_bytes > target else None
-
-    @staticmethod
-    def _answer(run: Callable[[], object], result: Future[Any]) -> None:
-        if not result.set_running_or_notify_cancel():
             return
-        try:
-            result.set_result(run())
-        except BaseException as error:  # of any kind: it belongs to the caller
-            result.set_exception(error)
+        if self._total_bytes > target:
+            self._shrinks = True
+            self._submit(partial(self._shrink, target))
 
 
 MAX_UNCOMMITTED = 1024  # rows of one response that may wait for the disk before `append` waits
@@ -410,13 +380,13 @@ class EventLog:
         self.append_nowait(live, [(last[0].type, last[0].data)], last=True)
         return replay(last)
 
-    async def holder(self, response: str) -> str:
-        """The server that writes a response of this log; empty for none, or where this one is the only one."""
-        return "" if self.fleet is None else await self.query(lambda: self._store.holder(response))
+    async def holder(self, response: str) -> str | None:
+        """The server that writes a response of a log of several, or wrote it and is gone; None where none has to."""
+        return None if self.fleet is None else await self.query(lambda: self._store.holder(response))
 
     async def elsewhere(self, response: str) -> bool:
         """True while another server writes a response, or is to take it over."""
-        return self.fleet is not None and await self.query(lambda: self._store.is_unfinished(response))
+        return await self.holder(response) is not None
 
     # ---- writing ----------------------------------------------------------------------------------------------------
     def begin(self, record: ResponseRecord, *, stored: bool) -> LiveEvents:
@@ -431,8 +401,7 @@ class EventLog:
 
         Raises PacelineError when earlier ones could not be written.
         """
-        while live.length - live.committed > MAX_UNCOMMITTED and live.failure is None:
-            await live.changed()
+        await live.until(lambda: live.length - live.committed <= MAX_UNCOMMITTED)
         if live.failure is not None:
             raise live.failure
         self.append_nowait(live, events, last=last)
@@ -542,7 +511,7 @@ class EventLog:
 
     def _stored(self, response: str, after: int) -> list[EventRow]:
         rows = self._page(response, after)
-        if rows or self.fleet is not None or not self._store.is_unfinished(response):
+        if rows or self.fleet is not None or self._store.holder(response) is None:
             return rows
         written = self._store.read(response, -1, -1)
         return [row for row in (close_interrupted(written) if written else []) if row.sequence > after]
@@ -552,17 +521,11 @@ class EventLog:
 
     async def wait_begun(self, live: LiveEvents) -> None:
         """Wait until a response is in the log, for other servers too. Raises PacelineError when it could not be."""
-        while not live.committed:
-            if live.failure is not None:
-                raise live.failure
-            await live.changed()
+        await live.until(lambda: live.committed > 0)
 
     async def wait_committed(self, live: LiveEvents) -> None:
         """Wait until its last row is committed. Raises PacelineError when it could not be."""
-        while not live.ended:
-            if live.failure is not None:
-                raise live.failure
-            await live.changed()
+        await live.until(lambda: live.ended)
 
     async def last(self, response: str) -> EventRow | None:
         row = await self.query(lambda: self._store.last(response))

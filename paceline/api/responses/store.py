@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -151,6 +151,10 @@ class SealedRows:
         with self.readable_errors(), sql.transaction(self.connection, "write"):
             yield
 
+    def all(self, statement: str, *parameters: object) -> list[Any]:
+        with self.readable_errors():
+            return self.connection.execute(statement, parameters).fetchall()
+
     def begin(self, record: ResponseRecord, *, ended: bool = False, holder: str = "") -> None:
         """Insert a response under a key of its own, in the caller's transaction, as the next two do. Of a holder's that
         is there already, when a commit was not known to have succeeded, nothing is changed."""
@@ -250,13 +254,9 @@ class ConversationRows:
 
     def ids(self, prefix: str, owner: str, since: float) -> list[str]:
         """An owner's that changed since then (s since 1970), the longest unchanged first. `prefix`: of their ids."""
-        with self._rows.readable_errors():
-            after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-            ids = self._rows.connection.execute(
-                "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ? AND created >= ? ORDER BY created, id",
-                (prefix, after, owner, since),
-            )
-            return [conversation for (conversation,) in ids]
+        found = "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ? AND created >= ? ORDER BY created, id"
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return [row[0] for row in self._rows.all(found, prefix, after, owner, since)]
 
     def find_all(self, conversations: Sequence[str]) -> list[ResponseRecord]:
         """Those of these that are there, without their items. One that is damaged is left out."""
@@ -485,13 +485,10 @@ class EventStore:
         with self._rows.changing():
             self._connection.execute(_RELEASE, (self.fleet.id, list(mine)))
 
-    def holder(self, response: str) -> str:
-        """The server that writes an unfinished response; empty for none."""
-        with self._rows.readable_errors():
-            row = self._connection.execute(
-                "SELECT holder FROM responses WHERE id = ? AND NOT ended", (response,)
-            ).fetchone()
-        return "" if row is None else str(row[0])
+    def holder(self, response: str) -> str | None:
+        """The server that writes an unfinished response, empty where there is but one; None for one that has ended."""
+        rows = self._rows.all("SELECT holder FROM responses WHERE id = ? AND NOT ended", response)
+        return rows[0][0] if rows else None
 
     def delete(self, response: str) -> None:
         """Delete a response with its events and its key, and overwrite their pages in the file."""
@@ -546,9 +543,7 @@ class EventStore:
 
     # ---- reading ----------------------------------------------------------------------------------------------------
     def total(self) -> int:
-        with self._rows.readable_errors():
-            rows = self._connection.execute("SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended")
-            return int(rows.fetchone()[0])
+        return int(self._rows.all("SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended")[0][0])
 
     def last(self, response: str) -> EventRow | None:
         rows = self.read(response, -1, 1, "DESC")
@@ -562,16 +557,9 @@ class EventStore:
         row = self.last(response)
         return None if row is None else (row.type, bytes(_decode_last(row.data).response.output).decode())
 
-    def is_unfinished(self, response: str) -> bool:
-        with self._rows.readable_errors():
-            row = self._connection.execute("SELECT 1 FROM responses WHERE id = ? AND NOT ended", (response,)).fetchone()
-        return row is not None
-
     def unfinished(self, before: float = math.inf) -> list[str]:
         """Responses without an end that were begun before that time, in s since 1970."""
-        with self._rows.readable_errors():
-            rows = self._connection.execute("SELECT id FROM responses WHERE NOT ended AND created < ?", (before,))
-            return [row[0] for row in rows]
+        return [row[0] for row in self._rows.all("SELECT id FROM responses WHERE NOT ended AND created < ?", before)]
 
     def repair(
         self, close: Callable[[list[EventRow]], list[EventRow]], goes_on: Callable[[ResponseRecord], bool]
