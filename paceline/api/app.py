@@ -111,7 +111,6 @@ def create_app(
     app.state.service = service
     app.state.settings = settings
     app.state.admission = admission
-    app.state.openai_ids = embeddings.OpenAIIds()
     app.state.attachments = Attachments(service)
     app.state.closers = [app.state.attachments.close]
     app.state.observer = Observer(lambda: service.models()[0].name, tracer)

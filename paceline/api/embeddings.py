@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import gzip
 import hashlib
 import importlib.util
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,14 +28,11 @@ from paceline.api.openapi import keyed_router, official
 from paceline.errors import RequestError
 from paceline.runtime.service import Embeddings
 
-# Decoding of OpenAI's token ids to text: the vocabulary `cl100k_base` of its embedding models.
-#
+# ---- OpenAI's token ids to text: the vocabulary `cl100k_base` of its embedding models --------------------------------
 # LangChain's OpenAIEmbeddings sends such ids to every server by default. Decoded with another vocabulary they would
 # give another text, noticed only by bad search results; so they are decoded with this one, or refused. The vocabulary
 # is a file of PyPI's bpe-openai, which is located but not imported, and used only if its sha256 is the one in OpenAI's
 # tiktoken.
-
-
 PACKAGE = "bpe_openai"
 FILE = "data/cl100k_base.tiktoken.gz"
 SHA256 = "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7"  # of the unpacked file
@@ -47,35 +44,19 @@ REMEDY = (
 )
 
 
-class OpenAIIds:
-    """The vocabulary, loaded at first use. Safe to use from several threads."""
-
-    def __init__(self, file: Path | None = None, *, sha256: str = SHA256) -> None:
-        """`file` None: that of the installed package."""
-        self._file = file
-        self._sha256 = sha256
-        self._lock = threading.Lock()
-        self._tokens: dict[int, bytes] | None = None
-
-    def decode(self, ids: Sequence[int], param: str) -> str:
-        """Raises RequestError (400) when the vocabulary is not installed or has no such id."""
-        tokens = self._load()
-        if not tokens:
-            raise RequestError(
-                f"{param} holds token ids, and no vocabulary to read them with is installed. {REMEDY}", param=param
-            )
-        unknown = next((token for token in ids if token not in tokens), None)
-        if unknown is not None:
-            raise RequestError(f"{param} holds {unknown}, which is no token of cl100k_base. {REMEDY}", param=param)
-        return b"".join(tokens[token] for token in ids).decode("utf-8", "replace")
-
-    def _load(self) -> dict[int, bytes]:
-        """The vocabulary; empty when there is none."""
-        with self._lock:
-            if self._tokens is None:
-                file = self._file or _installed()
-                self._tokens = {} if file is None else _read(file, self._sha256)
-            return self._tokens
+@functools.cache
+def vocabulary(file: Path | None, sha256: str = SHA256) -> Mapping[int, bytes]:
+    """Parse tiktoken's format: one token per line, its bytes in base64 and its id. Empty without a file, and for an
+    unknown one."""
+    try:
+        with gzip.open(file or "") as stream:
+            data = stream.read(_MAX_BYTES)
+    except (OSError, EOFError):
+        return {}
+    if hashlib.sha256(data).hexdigest() != sha256:
+        return {}
+    pairs = (line.split() for line in data.splitlines())
+    return {int(token): base64.b64decode(spelling) for spelling, token in pairs}
 
 
 def _installed() -> Path | None:
@@ -85,17 +66,15 @@ def _installed() -> Path | None:
     return Path(spec.submodule_search_locations[0]) / FILE
 
 
-def _read(file: Path, sha256: str) -> dict[int, bytes]:
-    """Parse tiktoken's format: one token per line, its bytes in base64 and its id. Empty for an unknown file."""
-    try:
-        with gzip.open(file) as stream:
-            data = stream.read(_MAX_BYTES)
-    except (OSError, EOFError):
-        return {}
-    if hashlib.sha256(data).hexdigest() != sha256:
-        return {}
-    pairs = (line.split() for line in data.splitlines())
-    return {int(token): base64.b64decode(spelling) for spelling, token in pairs}
+def text_of(ids: Sequence[int], tokens: Mapping[int, bytes], param: str) -> str:
+    """Raises RequestError (400) when the vocabulary is not installed or has no such id."""
+    unknown = next((token for token in ids if token not in tokens), None)
+    if unknown is None:
+        return b"".join(tokens[token] for token in ids).decode("utf-8", "replace")
+    fault = f"holds {unknown}, which is no token of cl100k_base"
+    if not tokens:
+        fault = "holds token ids, and no vocabulary to read them with is installed"
+    raise RequestError(f"{param} {fault}. {REMEDY}", param=param)
 
 
 MAX_INPUTS = 2048
@@ -122,18 +101,18 @@ async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) 
     check_embedder(service, asked.model, asked.dimensions)
 
     async def work() -> bytes:
-        texts = await asyncio.to_thread(texts_of, asked.input, request.app.state.openai_ids)
+        texts = await asyncio.to_thread(texts_of, asked.input)
         return await asyncio.to_thread(_body, asked, await service.embed(texts, request.state.identity.key))
 
     return Response(await while_connected(request.receive, work()), media_type="application/json")
 
 
-def texts_of(inputs: Sequence[Input], ids: OpenAIIds) -> list[str]:
+def texts_of(inputs: Sequence[Input]) -> list[str]:
     """Texts to embed. Raises RequestError (400) for an empty one, and for ids that cannot be read."""
     texts: list[str] = []
     for index, one in enumerate(inputs):
         where = f"input[{index}]" if len(inputs) > 1 else "input"
-        text = one if isinstance(one, str) else ids.decode(one, where)
+        text = one if isinstance(one, str) else text_of(one, vocabulary(_installed()), where)
         if not text:
             raise RequestError(f"{where} is an empty string: there is nothing to embed.", param=where)
         texts.append(text)

@@ -18,7 +18,7 @@ from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 
-from paceline.api.generation.schema import unreadable
+from paceline.api.generation.schema import required, unreadable
 from paceline.api.http.body import MAX_BODY, decode_object, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.routing import Route
@@ -58,12 +58,12 @@ class Attachments:
         if part["type"] != "document":
             fields, where = (part.get("file"), f"{where}.file") if part["type"] == "file" else (part, where)
             if not isinstance(fields, dict):
-                raise RequestError(f"The field {where} is required.", param=where)
+                raise required(where)
             name, text = await self._text(fields, "file_data", str(fields.get("filename") or ""), where, owner)
             return f"{name}\n\n{text}\n\n"
         source = part.get("source")
         if not isinstance(source, dict):
-            raise RequestError(f"The field {where}.source is required.", param=f"{where}.source")
+            raise required(f"{where}.source")
         match source.get("type"):
             case "text":
                 text = _string(source, "data", f"{where}.source")
@@ -80,9 +80,9 @@ class Attachments:
             if library is None:
                 raise RequestError("This side keeps no files: send file_data.", param=f"{where}.file_id")
             stored = await asyncio.to_thread(library.uploads.get, owner, file_id)
-            parsed = await self._parsed(stored.name, lambda: library.uploads.open(file_id), where, owner)
-            await self._admit(stored.name, parsed.text, owner, file_id)
-            return stored.name, parsed.text
+            return stored.name, await self._parsed(
+                stored.name, lambda: library.uploads.open(file_id), where, owner, file_id
+            )
         address = next((kind for kind in ("file_url", "url") if fields.get(kind) is not None), None)
         if address is not None:
             raise RequestError(
@@ -107,15 +107,12 @@ class Attachments:
                 sentence = f"{where}.{data} is not base64: give the file's bytes so, best as data:TYPE;base64,BYTES."
                 raise RequestError(sentence, param=f"{where}.{data}") from None
 
-        text = (await self._parsed(name, opened, where, owner)).text
-        await self._admit(name, text, owner)
-        return name, text
+        return name, await self._parsed(name, opened, where, owner)
 
-    async def _admit(self, name: str, text: str, owner: str, file_id: str | None = None) -> None:
-        if (library := self._service.library) is not None:
-            await asyncio.to_thread(library.readable(owner).admit_file, name, text, file_id)
-
-    async def _parsed(self, name: str, opened: Callable[[], BinaryIO], where: str, owner: str) -> Parsed:
+    async def _parsed(
+        self, name: str, opened: Callable[[], BinaryIO], where: str, owner: str, file_id: str | None = None
+    ) -> str:
+        """The text of a file, which the owner's rules let be read. file_id: of an upload."""
         await self._turns.enter(owner)
         loop = asyncio.get_running_loop()
         self._reading += 1
@@ -126,13 +123,16 @@ class Attachments:
         parsing = self._parsers.submit(name, opened, owner=owner)
         parsing.add_done_callback(ended)  # not before: a client that leaves has its file read to its end all the same
         try:
-            return await asyncio.wrap_future(parsing)
+            text = (await asyncio.wrap_future(parsing)).text
         except DocumentError as error:
             raise RequestError(str(error), code=error.code, param=where) from None
         except FileNotFoundError:
             raise missing("file", name) from None
         except ParserLost as error:
             raise RequestError(str(error), status=503, type="server_error", code="parser_lost", param=where) from None
+        if (library := self._service.library) is not None:
+            await asyncio.to_thread(library.readable(owner).admit_file, name, text, file_id)
+        return text
 
     def _end(self, owner: str) -> None:
         self._turns.leave(owner)

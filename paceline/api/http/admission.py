@@ -13,16 +13,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.api.http.auth import NOBODY, Keyring
+from paceline.api.http.auth import NOBODY, Identity, Keyring
 from paceline.api.http.body import BrokenOffError, ClientGoneError, within
 from paceline.api.http.doors import DoorLimits, Visitor
-from paceline.api.http.errors import RETRY, ErrorShape, Failure, failure_of, unauthorized
+from paceline.api.http.errors import RETRY, ErrorShape, Failure, RefusedError, failure_of
 from paceline.api.observation import new_request_id, request_id
 from paceline.core.addresses import is_loopback
 from paceline.core.fair import Shares
@@ -32,8 +31,7 @@ from paceline.runtime.link.transport import CONNECTION
 if TYPE_CHECKING:
     from paceline.api.http.hop import Hops
 
-# CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3).
-#
+# ---- CORS headers, and the hosts and origins accepted without keys (WHATWG Fetch, 3.3) -------------------------------
 # With keys any page may send requests, since it needs a key. Without keys any page a user visits could read private
 # documents through the loopback address, so only pages of this machine are accepted, the schemes under which desktop
 # and mobile applications load their own pages, and the origins of a setting. Browser extensions and editors' webviews,
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
 #
 # The origin is not enough: with DNS rebinding, a page whose name points to this machine after it was loaded sends
 # same-origin requests, without an `Origin`. So the host it names must be this machine, too.
-
-
 APPLICATIONS = frozenset({"app", "capacitor", "ionic", "tauri"})  # no page that was loaded from elsewhere has these
 
 Headers = list[tuple[bytes, bytes]]
@@ -120,6 +116,16 @@ PRIVATE: Headers = [  # of every answer that does not say otherwise
 ]
 
 _CLOSE = {"Connection": "close"}
+_FOREIGN = {  # what a server without keys says, by the code
+    "host_not_allowed": "A server that has no keys answers to localhost and loopback addresses only, and was asked by "
+    "another name: make a key, and it answers to any.",
+    "proxy_not_allowed": "A server that has no keys answers its own machine only, and this request came through a "
+    "proxy or a tunnel: make a key, and it answers through any.",
+    "origin_not_allowed": "Pages of other machines and browser extensions may not use a server that has no keys: make "
+    "one, and they may, or start it with this one in --allowed-origins.",
+    "user_not_allowed": "A server that has no keys answers the user who started it, and this request comes from "
+    "another user of the machine: make a key, or set local_users = 'any' in [tuning] of its file.",
+}
 
 _log = logging.getLogger("paceline.api")
 
@@ -151,11 +157,13 @@ class AdmissionControl:
         found = (each for prefix, each in self.error_shapes.items() if path == prefix or path.startswith(f"{prefix}/"))
         return next(found, None)
 
-    def enter(self, owner: str = "", *, is_open: bool = False) -> Failure | None:
-        """Admit one request, to be ended by `leave`; or return why it is refused. owner: its key, empty where none is
-        required; of an open route, its address."""
+    def enter(self, owner: str = "", *, is_open: bool = False) -> None:
+        """Admit one request, to be ended by `leave`. owner: its key, empty where none is required; of an open route,
+        its address. Raises RefusedError."""
+        closing = _CLOSE if is_open else {}  # what is left of its body is not read
         if self.draining:
-            return Failure(503, "This server is shutting down.", "server_error", "shutting_down", headers=RETRY)
+            message = "This server is shutting down."
+            raise RefusedError(Failure(503, message, "server_error", "shutting_down", headers=RETRY | closing))
         places = self._open_places if is_open else self._places
         if not places.take(owner):
             whose = "from this address, to routes that need no key," if is_open else "of this key"
@@ -163,9 +171,8 @@ class AdmissionControl:
                 f"{places.held(owner)} requests {whose} are being answered, and {places.taken} in all, of "
                 f"{places.places}. Please try again later."
             )
-            return Failure(429, message, "rate_limit_error", "too_many_requests", headers=RETRY)
+            raise RefusedError(Failure(429, message, "rate_limit_error", "too_many_requests", headers=RETRY | closing))
         self._idle.clear()
-        return None
 
     def stay(self, key: str) -> None:
         """Count background work of a key that outlives its request, until it calls `leave`."""
@@ -236,14 +243,14 @@ class AdmissionMiddleware:
             visitor.gone()
 
     async def _answer(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
+        """Raises RefusedError, and what the application raises."""
         headers = dict(scope["headers"])
         origin = headers.get(b"origin")
-        is_probed = origin is None and scope["path"] in self.admission.open_paths  # also while a database is away
-        if not is_probed and not self.admission.keyring.required:
-            foreign = self._foreign(scope, headers)
-            if foreign is not None:
-                await exchange.refuse(foreign, receive)
-                return
+        is_open = scope["path"] in self.admission.open_paths
+        # A probe is answered also while a database of keys is away.
+        is_checked = not (is_open and origin is None) and not self.admission.keyring.required
+        if is_checked and (code := self._foreign(scope, headers, is_open=is_open)):
+            raise RefusedError(Failure(403, _FOREIGN[code], code=code))
         if origin is not None:
             exchange.extra += answer_headers(origin)
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
@@ -252,84 +259,51 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
             await exchange.send({"type": "http.response.body", "body": b""})
             return
-        refusal = self._unknown(scope, headers) or _encoded(headers)
-        if refusal is not None:
-            await exchange.refuse(refusal, receive)
-        elif scope["method"] != "POST":
+        scope["state"]["identity"] = NOBODY if is_open else self._identified(scope, headers)
+        _check_encoding(headers)
+        if scope["method"] != "POST":
             await self.app(scope, receive, exchange.send)
-        else:
-            await self._post(scope, receive, exchange)
-
-    def _foreign(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
-        """Why a server without keys refuses this host, origin, proxy or user of the machine. Open routes are served to
-        any user under any host name: they need no key anyway, and devices reach them through a proxy."""
-        limits, is_open = self.admission.limits, scope["path"] in self.admission.open_paths
-        origin = _text(headers.get(b"origin"))
-        if not is_open and not is_local_host(_text(headers.get(b"host"))):
-            return Failure(
-                403,
-                "A server that has no keys answers to localhost and loopback addresses only, and was asked by another "
-                "name: make a key, and it answers to any.",
-                code="host_not_allowed",
-            )
-        if not is_open and is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
-            return Failure(
-                403,
-                "A server that has no keys answers its own machine only, and this request came through a proxy or a "
-                "tunnel: make a key, and it answers through any.",
-                code="proxy_not_allowed",
-            )
-        crosses = not is_open and origin is None and headers.get(b"sec-fetch-site") == b"cross-site"
-        if crosses or (origin is not None and not is_local_origin(origin, limits.origins)):
-            return Failure(
-                403,
-                "Pages of other machines and browser extensions may not use a server that has no keys: make one, and "
-                "they may, or start it with this one in --allowed-origins.",
-                code="origin_not_allowed",
-            )
-        visitor: Visitor | None = scope["state"].get(CONNECTION)
-        if not is_open and not limits.every_user and visitor is not None and not visitor.is_own_user:
-            return Failure(
-                403,
-                "A server that has no keys answers the user who started it, and this request comes from another user "
-                "of the machine: make a key, or set local_users = 'any' in [tuning] of its file.",
-                code="user_not_allowed",
-            )
-        return None
-
-    def _unknown(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Failure | None:
-        """Why a request has no identity, which is else noted in its state. One to an open route needs no key."""
-        scope["state"]["identity"] = NOBODY
-        if scope["path"] in self.admission.open_paths:
-            return None
-        key = _presented(headers)
-        identity = self.admission.keyring.identify(key)
-        if identity is None:
-            return unauthorized(
-                "No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
-                if key is None
-                else "Incorrect API key provided."
-            )
-        scope["state"]["identity"] = identity
-        visitor: Visitor | None = scope["state"].get(CONNECTION)
-        if visitor is None or visitor.identify(identity.key):
-            return None
-        message = "This key has too many connections open: close idle ones, or use them for several requests."
-        return Failure(429, message, "rate_limit_error", "too_many_connections", headers=RETRY | _CLOSE)
-
-    async def _post(self, scope: Scope, receive: Receive, exchange: _Exchange) -> None:
-        is_open = scope["path"] in self.admission.open_paths
-        owner = self.admission.limits.address_of(scope) if is_open else scope["state"]["identity"].key
-        refusal = self.admission.enter(owner, is_open=is_open)
-        if refusal is not None:
-            if is_open:  # what is left of its body is not read
-                refusal = replace(refusal, headers={**refusal.headers, **_CLOSE})
-            await exchange.refuse(refusal, receive)
             return
+        owner = self.admission.limits.address_of(scope) if is_open else scope["state"]["identity"].key
+        self.admission.enter(owner, is_open=is_open)
         try:
             await self.app(scope, within(receive, OPEN_BODY_S) if is_open else receive, exchange.send)
         finally:
             self.admission.leave(owner, is_open=is_open)
+
+    def _foreign(self, scope: Scope, headers: Mapping[bytes, bytes], *, is_open: bool) -> str:
+        """Why a server without keys refuses this host, origin, proxy or user of the machine, as an error code; empty if
+        it does not. Open routes are served to any user under any host name: they need no key anyway, and devices reach
+        them through a proxy."""
+        limits, origin = self.admission.limits, _text(headers.get(b"origin"))
+        if not is_open and not is_local_host(_text(headers.get(b"host"))):
+            return "host_not_allowed"
+        if not is_open and is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
+            return "proxy_not_allowed"
+        if not is_open and origin is None and headers.get(b"sec-fetch-site") == b"cross-site":
+            return "origin_not_allowed"
+        if origin is not None and not is_local_origin(origin, limits.origins):
+            return "origin_not_allowed"
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if not is_open and not limits.every_user and visitor is not None and not visitor.is_own_user:
+            return "user_not_allowed"
+        return ""
+
+    def _identified(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
+        key = _presented(headers)
+        identity = self.admission.keyring.identify(key)
+        if identity is None:
+            missing = "No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+            message = missing if key is None else "Incorrect API key provided."
+            asks = {"WWW-Authenticate": "Bearer"}
+            raise RefusedError(Failure(401, message, code="invalid_api_key", headers=asks))
+        visitor: Visitor | None = scope["state"].get(CONNECTION)
+        if visitor is not None and not visitor.identify(identity.key):
+            message = "This key has too many connections open: close idle ones, or use them for several requests."
+            raise RefusedError(
+                Failure(429, message, "rate_limit_error", "too_many_connections", headers=RETRY | _CLOSE)
+            )
+        return identity
 
 
 class _Exchange:
@@ -384,17 +358,13 @@ def _echoed(scope: Scope) -> Headers:
     return [(CLIENT_REQUEST_ID, named)] if _CLIENT_REQUEST.fullmatch(named) else []
 
 
-def _encoded(headers: Mapping[bytes, bytes]) -> Failure | None:
-    """Why a body that is encoded is refused."""
+def _check_encoding(headers: Mapping[bytes, bytes]) -> None:
+    """Raises RefusedError for a body that is encoded."""
     encoding = _text(headers.get(b"content-encoding")) or "identity"
-    if encoding.strip().lower() == "identity":
-        return None
-    return Failure(
-        415,
-        f"The Content-Encoding {encoding[:64]!r} is not supported: send the body as it is, without it.",
-        code="unsupported_content_encoding",
-        headers={"Accept-Encoding": "identity", **_CLOSE},  # what is left of the body is not read
-    )
+    if encoding.strip().lower() != "identity":
+        message = f"The Content-Encoding {encoding[:64]!r} is not supported: send the body as it is, without it."
+        close = {"Accept-Encoding": "identity", **_CLOSE}  # what is left of the body is not read
+        raise RefusedError(Failure(415, message, code="unsupported_content_encoding", headers=close))
 
 
 def _to_origin_form(scope: Scope) -> None:

@@ -17,12 +17,9 @@ from paceline.core.addresses import Strangers, counted_address, parsed_address
 from paceline.core.fair import Shares
 from paceline.settings_tables import TUNING
 
-# The address behind a connection or a request, as limits by address count it.
-#
+# ---- the address behind a connection or a request, as limits by address count it -------------------------------------
 # Behind a reverse proxy all connections have the proxy's address. Only where it is named as trusted is its header
 # `X-Forwarded-For` believed: anyone can send one.
-
-
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _MAX_HOPS = 16  # of proxies one behind the other
@@ -98,15 +95,20 @@ class Visitor:
     def linger(self) -> None:
         """Some time has passed: count it if it is still a stranger's."""
         if not self.known and not self._gone:
-            self._doors.come(self)
+            self._come()
+
+    def _come(self) -> None:
+        """Count a stranger, and cut another if that is one too many."""
+        for each in self._doors.strangers.come(self, self.address):
+            each.abort()
 
     def speak_for(self, address: str) -> None:
         """A request has come, for this address."""
         if address != self.address:
-            counted_before = self._doors.leave(self)
+            counted_before = self._doors.strangers.leave(self)
             self.address = address
             if counted_before:
-                self._doors.come(self)
+                self._come()
 
     def identify(self, owner: str) -> bool:
         """A request of this owner has been accepted. False if it has too many connections; then nothing changes."""
@@ -121,18 +123,18 @@ class Visitor:
     def admitted(self) -> None:
         """Its sender is known now."""
         self.known = True
-        self._doors.leave(self)
+        self._doors.strangers.leave(self)
 
     def upgraded(self) -> None:
         """It is a WebSocket from now on, which has to introduce itself, whoever used the connection before."""
         if self.known:
             self.known = False
             self._give_back()
-            self._doors.come(self)
+            self._come()
 
     def gone(self) -> None:
         self._gone = True
-        self._doors.leave(self)
+        self._doors.strangers.leave(self)
         self._give_back()
 
     def _give_back(self) -> None:
@@ -146,22 +148,4 @@ class Doors:
         self.limits = limits
         self.max_strangers = max(1, max_connections // 2)
         self.shares = Shares(max_connections)  # of owners, in connections
-        self._strangers: Strangers[Visitor] = Strangers(limits.strangers_per_address, self.max_strangers)
-
-    @property
-    def num_strangers(self) -> int:
-        return len(self._strangers)
-
-    def come(self, visitor: Visitor) -> None:
-        """Count a stranger, and cut another if that is one too many."""
-        for each in self._strangers.come(visitor, visitor.address):
-            each.abort()
-
-    def leave(self, visitor: Visitor) -> bool:
-        """False if it was not counted."""
-        return self._strangers.leave(visitor)
-
-    def check(self) -> None:
-        self.shares.check()
-        self._strangers.check()
-        assert all(not visitor.known and not visitor._gone for visitor in self._strangers)
+        self.strangers: Strangers[Visitor] = Strangers(limits.strangers_per_address, self.max_strangers)

@@ -143,8 +143,18 @@ class ErrorShape:
     id_header: bytes = b""  # for the id of the request, besides `x-request-id`
 
 
+class RefusedError(PacelineError):
+    """A request that is refused before its route."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 def failure_of(error: BaseException) -> Failure:
     match error:
+        case RefusedError():
+            return error.failure
         case RequestError():
             headers = {"Retry-After": str(error.retry_after or RETRY_AFTER_S)} if error.status in (429, 503) else {}
             if error.status == 408:  # the rest of the request is not waited for (RFC 9110, 15.5.9)
@@ -167,10 +177,6 @@ def failure_of(error: BaseException) -> Failure:
             return Failure(500, str(error), "server_error")
         case _:
             return Failure(500, "The server made a mistake while answering this request.", "server_error")
-
-
-def unauthorized(message: str) -> Failure:
-    return Failure(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def http_failure(status: int, method: str, path: str, allow: str | None) -> Failure:

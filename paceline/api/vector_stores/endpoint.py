@@ -12,10 +12,10 @@ from functools import partial
 from typing import Annotated, Literal, Self
 
 from fastapi import Query
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from paceline.api.generation.schema import MAX_METADATA, unsupported
+from paceline.api.generation.schema import MAX_METADATA, required, unsupported
 from paceline.api.http.body import Schema
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
 from paceline.api.http.routing import Caller, ServiceDep
@@ -35,13 +35,10 @@ from paceline.api.vector_stores.search import (
 from paceline.errors import RequestError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.store.library import Hit, Library
-from paceline.rag.store.vector_stores import Counts, FileBatch, FileSpec, VectorStore, VectorStoreFile
+from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile
 
-# Request bodies of `/v1/vector_stores`, and the JSON objects of its answers.
-#
+# ---- bodies of requests ---------------------------------------------------------------------------------------------
 # Source: openai-openapi 2.3.0, CreateVectorStoreRequest, VectorStoreFileObject and their like.
-
-
 Json = dict[str, object]
 
 MAX_FILES = 500  # in one request
@@ -59,23 +56,9 @@ class StaticSizes(Schema):
     chunk_overlap_tokens: Annotated[int, Field(ge=0, le=2048)]
 
 
-class AutoChunking(Schema):
-    type: Literal["auto"] = "auto"
-
-
-class StaticChunking(Schema):
-    type: Literal["static"]
-    static: StaticSizes
-
-
-def _branch(value: object) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<static>" if kind == "static" else "<auto>"
-
-
-Chunking = Annotated[
-    Annotated[AutoChunking, Tag("<auto>")] | Annotated[StaticChunking, Tag("<static>")], Discriminator(_branch)
-]
+class Chunking(Schema):
+    type: Literal["auto", "static"] = "auto"
+    static: StaticSizes | None = None  # required of the type `static`
 
 
 class StoreFields(Schema):
@@ -125,11 +108,13 @@ class SearchRequest(Schema):
 
 # ---- from requests --------------------------------------------------------------------------------------------------
 def attachment(
-    file_id: str, attributes: dict[str, str | bool | int | float] | None, chunking: AutoChunking | StaticChunking | None
+    file_id: str, attributes: dict[str, str | bool | int | float] | None, chunking: Chunking | None
 ) -> FileSpec:
     """Raises RequestError (400) for an overlap of more than half a chunk."""
-    if not isinstance(chunking, StaticChunking):
+    if chunking is None or chunking.type == "auto":
         return FileSpec(file_id, attributes or {}, CHUNK_TOKENS, OVERLAP_TOKENS)
+    if chunking.static is None:
+        raise required("chunking_strategy.static")
     size, overlap = chunking.static.max_chunk_size_tokens, chunking.static.chunk_overlap_tokens
     if 2 * overlap > size:
         raise RequestError(
@@ -156,16 +141,12 @@ def store_object(store: VectorStore) -> Json:
         "name": store.name,
         "status": "in_progress" if store.counts.in_progress else "completed",
         "usage_bytes": store.usage_bytes,
-        "file_counts": counts_object(store.counts),
+        "file_counts": asdict(store.counts) | {"total": store.counts.total},
         "last_active_at": int(store.active_at),
         "expires_after": None,
         "expires_at": None,
         "metadata": dict(store.metadata),
     }
-
-
-def counts_object(counts: Counts) -> Json:
-    return asdict(counts) | {"total": counts.total}
 
 
 def file_object(file: VectorStoreFile) -> Json:
@@ -200,7 +181,7 @@ def batch_object(batch: FileBatch) -> Json:
         "created_at": int(batch.created_at),
         "vector_store_id": batch.store,
         "status": status,
-        "file_counts": counts_object(counts),
+        "file_counts": asdict(counts) | {"total": counts.total},
     }
 
 

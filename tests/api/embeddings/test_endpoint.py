@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from paceline.api.embeddings import MAX_INPUTS, OpenAIIds, texts_of
+from paceline.api.embeddings import MAX_INPUTS, text_of, vocabulary
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.runtime import texts as embedding
@@ -119,30 +119,27 @@ def test_the_embedder_is_in_the_list_of_models(client: openai.OpenAI) -> None:
 
 
 # ---- token ids ------------------------------------------------------------------------------------------------------
-def vocabulary(directory: Path, tokens: dict[int, bytes]) -> OpenAIIds:
+def packed(directory: Path, tokens: dict[int, bytes]) -> Mapping[int, bytes]:
     lines = b"".join(base64.b64encode(token) + b" %d\n" % number for number, token in tokens.items())
     file = directory / "small.tiktoken.gz"
     file.write_bytes(gzip.compress(lines))
-    return OpenAIIds(file, sha256=hashlib.sha256(lines).hexdigest())
+    return vocabulary(file, hashlib.sha256(lines).hexdigest())
 
 
 def test_token_ids_are_read_with_openais_vocabulary(tmp_path: Path) -> None:
-    ids = vocabulary(tmp_path, {0: b"The", 1: b" t", 2: b"ide", 3: "🚲".encode()[:2], 4: "🚲".encode()[2:]})
-    assert ids.decode([0, 1, 2, 3, 4], "input") == "The tide🚲"
+    tokens = packed(tmp_path, {0: b"The", 1: b" t", 2: b"ide", 3: "🚲".encode()[:2], 4: "🚲".encode()[2:]})
+    assert text_of([0, 1, 2, 3, 4], tokens, "input") == "The tide🚲"
     with pytest.raises(RequestError, match="holds 5, which is no token of cl100k_base"):
-        ids.decode([0, 5], "input")
+        text_of([0, 5], tokens, "input")
 
 
 def test_a_vocabulary_that_is_not_the_known_one_is_not_used(tmp_path: Path) -> None:
-    good = vocabulary(tmp_path, {0: b"The"})
-    assert good.decode([0], "input") == "The"
-    for ids in (OpenAIIds(tmp_path / "small.tiktoken.gz"), OpenAIIds(tmp_path / "none")):
-        with pytest.raises(RequestError, match="check_embedding_ctx_length=False") as refused:
-            ids.decode([0], "input[3]")
-        assert refused.value.status == 400 and refused.value.param == "input[3]"
+    assert packed(tmp_path, {0: b"The"})
     (tmp_path / "broken").write_bytes(b"\x1f\x8b no gzip at all")
-    with pytest.raises(RequestError):
-        OpenAIIds(tmp_path / "broken").decode([0], "input")
+    for name in ("small.tiktoken.gz", "none", "broken"):
+        with pytest.raises(RequestError, match="check_embedding_ctx_length=False") as refused:
+            text_of([0], vocabulary(tmp_path / name), "input[3]")
+        assert refused.value.status == 400 and refused.value.param == "input[3]"
 
 
 def test_without_the_vocabulary_the_error_names_the_remedy(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +147,3 @@ def test_without_the_vocabulary_the_error_names_the_remedy(http: httpx.Client, m
     for value in ([791, 9522], [[791], [9522]]):
         refused = fault(http.post(ROUTE, json={"model": "hash", "input": value}), 400)
         assert "check_embedding_ctx_length=False" in str(refused["message"])
-
-
-def test_ids_and_their_text_have_the_same_vector(tmp_path: Path) -> None:
-    ids = vocabulary(tmp_path, {0: b"The", 1: b" tide"})
-    assert texts_of([(0, 1), (1,)], ids) == ["The tide", " tide"]

@@ -42,15 +42,20 @@ class Hall:
         number = len(self.visitors)
         self.visitors.append(Visitor(self.doors, address, lambda: self.cut.append(number)))
         self.visitors[-1].linger()
-        self.doors.check()
+        self.check()
         return self.visitors[-1]
+
+    def check(self) -> None:
+        self.doors.shares.check()
+        self.doors.strangers.check()
+        assert all(not visitor.known and not visitor._gone for visitor in self.doors.strangers)
 
 
 def test_the_oldest_stranger_of_an_address_is_cut_for_one_more() -> None:
     hall = Hall(2, 100)
     for address in ("1.1.1.1", "2.2.2.2", "1.1.1.1", "1.1.1.1", "1.1.1.1"):
         hall.enter(address)
-    assert hall.cut == [0, 2] and hall.doors.num_strangers == 3
+    assert hall.cut == [0, 2] and len(hall.doors.strangers) == 3
 
 
 def test_half_of_all_connections_may_be_strangers_and_a_crowd_makes_room_for_others() -> None:
@@ -73,8 +78,8 @@ def test_a_sender_that_is_known_is_not_cut_and_counts_for_its_key() -> None:
     assert known.identify("b") and hall.doors.shares.held("a") == 15, "a proxy's connection, used by both"
     for visitor in hall.visitors:
         visitor.gone()
-    hall.doors.check()
-    assert hall.doors.shares.taken == 0 == hall.doors.num_strangers
+    hall.check()
+    assert hall.doors.shares.taken == 0 == len(hall.doors.strangers)
 
 
 def test_a_websocket_introduces_itself_on_whatever_connection() -> None:
@@ -82,9 +87,9 @@ def test_a_websocket_introduces_itself_on_whatever_connection() -> None:
     visitor = hall.enter("1.1.1.1")
     assert visitor.identify("")
     visitor.upgraded()
-    assert hall.doors.num_strangers == 1
+    assert len(hall.doors.strangers) == 1
     visitor.admitted()
-    assert hall.doors.num_strangers == 0
+    assert len(hall.doors.strangers) == 0
 
 
 def test_a_proxys_connections_count_for_the_addresses_behind_it() -> None:
@@ -94,7 +99,7 @@ def test_a_proxys_connections_count_for_the_addresses_behind_it() -> None:
     assert hall.cut == [], "it has not said for whom"
     for visitor, address in zip(hall.visitors, ("1.1.1.1", "2.2.2.2", "1.1.1.1"), strict=False):
         visitor.speak_for(address)
-    hall.doors.check()
+    hall.check()
     assert hall.cut == [0]
 
 
@@ -119,8 +124,8 @@ def test_the_counts_hold_whatever_happens(per_address: int, max_connections: int
             visitor.upgraded()
         else:
             visitor.speak_for(f"3.3.3.{number % 3}")
-        hall.doors.check()
-        assert hall.doors.num_strangers <= hall.doors.max_strangers
+        hall.check()
+        assert len(hall.doors.strangers) <= hall.doors.max_strangers
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Keyring
+from paceline.api.http.errors import RefusedError
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
@@ -173,14 +174,17 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 @pytest.mark.anyio
 async def test_draining_refuses_new_requests_and_waits_for_active_ones() -> None:
     admission = AdmissionControl(Keyring({}), max_active=2)
-    assert admission.enter() is None and admission.enter() is None
-    full = admission.enter()
-    assert full is not None and full.status == 429
+    admission.enter()
+    admission.enter()
+    with pytest.raises(RefusedError) as full:
+        admission.enter()
+    assert full.value.failure.status == 429
     drained = asyncio.create_task(admission.drain())
     admission.leave()
     await asyncio.sleep(0)
-    refused = admission.enter()
-    assert refused is not None and refused.status == 503 and "Retry-After" in refused.headers
+    with pytest.raises(RefusedError) as refused:
+        admission.enter()
+    assert refused.value.failure.status == 503 and "Retry-After" in refused.value.failure.headers
     assert not drained.done()
     admission.leave()
     await drained
