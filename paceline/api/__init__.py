@@ -8,13 +8,11 @@ embeddings     `/v1/embeddings`
 rerank         `/v1/rerank`
 vector_stores  `/v1/vector_stores` and `/v1/files`
 tokens         `/tokenize` and `/detokenize`
-documents      `/v1/documents`: what this side can read, and what may be asked of it
-passages       `/v1/passages/{id}`: cited passages in their documents
+documents      `/v1/documents`: what this side can read, and what may be asked of it; `/v1/passages/{id}`
 policy         `/v1/policy`: what would happen to a question, and the confirmation of documents
 mcp            `/mcp`: documents as tools of the Model Context Protocol
-models         models, versions, health
-status         `/v1/status`
-metrics        `/metrics`
+models         `/v1/models`, and the lookup of models by name
+status         `/metrics`, `/v1/status`, version and health
 anthropic      Anthropic's Messages API
 ollama         Ollama's API
 page           the web page

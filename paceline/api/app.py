@@ -18,10 +18,8 @@ from paceline.api import (
     documents,
     embeddings,
     mcp,
-    metrics,
     models,
     openapi,
-    passages,
     policy,
     rerank,
     status,
@@ -58,18 +56,17 @@ ROUTERS = (
     embeddings.router,  # /v1/embeddings
     rerank.router,  # /v1/rerank, /v2/rerank
     tokens.router,  # /tokenize, /detokenize
-    passages.router,  # /v1/passages/{id}
-    documents.router,  # /v1/documents
+    documents.router,  # /v1/documents, /v1/passages/{id}
     mcp.router,  # /mcp
     policy.router,  # /v1/policy/check, /v1/policy/confirmations
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings
     ollama.listing,  # /api/tags, /api/ps, /api/version, /api/show
-    models.router,  # /v1/models, /v1/models/{name}, /version
-    models.probes,  # /healthz, /readyz, /health
-    status.router,  # /v1/status
-    metrics.router,  # /metrics
+    models.router,  # /v1/models, /v1/models/{name}
+    status.router,  # /metrics, /version
+    status.devices,  # /v1/status
+    status.probes,  # /healthz, /readyz, /health
     openapi.router,  # /openapi.json
     page.router,  # /, /docs, /passage, /page/*
 )

@@ -1,9 +1,11 @@
-"""`/v1/documents`: the documents that this side reads for every answer, by name, with a question that each can answer.
+"""`/v1/documents`: the documents that this side reads for every answer, by name, with a question that each can answer;
+and `/v1/passages/{id}`: a cited passage in its document, for whoever could have read it in an answer.
 
-The page shows them before anything is asked. They are those that `paceline docs` manages, which any key that may chat
-can cite; uploads are listed by `/v1/vector_stores`. Questions are turned round from sentences, by rules and in English:
-a document without such a sentence has none, and its topic then says what to ask about. Both are text of a stranger, and
-are shown and asked as one line without characters that cannot be seen.
+The page shows the documents before anything is asked. They are those that `paceline docs` manages, which any key that
+may chat can cite; uploads are listed by `/v1/vector_stores`. Questions are turned round from sentences, by rules and in
+English: a document without such a sentence has none, and its topic then says what to ask about. Both are text of a
+stranger, and are shown and asked as one line without characters that cannot be seen. The page `/passage?id=…`, to which
+citations link, shows passages: of these documents to every key that may chat, of a vector store to its owner.
 """
 
 from __future__ import annotations
@@ -13,53 +15,58 @@ import re
 from collections.abc import Iterable
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.api.http.body import Schema
 from paceline.api.http.routing import Caller, ServiceDep
 from paceline.api.openapi import keyed_router
+from paceline.api.vector_stores.search import LibraryDep
 from paceline.core.printable import one_line
+from paceline.errors import RequestError
 
 MAX_SHOWN = 200
 MAX_TOPIC = 80  # characters
 MAX_READ = 2000  # characters of a document's beginning
 MAX_SENTENCE = 161  # characters, its point included
 
+_MAX_DIGITS = 18  # of a passage's id
+
 _SENTENCE = re.compile(rf"[^.!?\n#|>*`]{{12,{MAX_SENTENCE - 1}}}[.](?=\s|$)")
+_HEADING = re.compile(r"^#{1,3} (.+)$", re.MULTILINE)
 _SUBJECT = r"(?P<subject>(?:The|Our|My|A|An) [^,;:()]{3,70}?)"
-_WHEN = re.compile(rf"{_SUBJECT} (?P<verb>open|close|start|begin|leave|depart|arrive|meet)s (?:at|on|every|from) .+")
-_COSTS = re.compile(rf"{_SUBJECT} costs? .+")
-_BY = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?P<verb>\w+) by .+")
-_AS = re.compile(rf"{_SUBJECT} (?P<verb>work|serve)s as .+")
-_WHO = re.compile(
-    rf"{_SUBJECT} (?P<be>is|was) (?:(?:Mr|Mrs|Ms|Dr|Captain|Professor) )?[A-Z][\w'-]+(?: [A-Z][\w'-]+){{0,2}}"
-)
+_WHO = "Who {be} {subject}?"
+_RULES = [
+    (re.compile(_SUBJECT + pattern), question)
+    for pattern, question in (
+        (
+            r" (?P<verb>open|close|start|begin|leave|depart|arrive|meet)s (?:at|on|every|from) .+",
+            "When does {subject} {verb}?",
+        ),
+        (r" costs? .+", "How much does {subject} cost?"),
+        (r" (?P<be>is|was) (?P<verb>\w+) by .+", "Who {be} {subject} {verb} by?"),
+        (r" (?P<verb>work|serve)s as .+", "What does {subject} {verb} as?"),
+        (
+            r" (?P<be>is|was) (?:(?:Mr|Mrs|Ms|Dr|Captain|Professor) )?[A-Z][\w'-]+(?: [A-Z][\w'-]+){0,2}",
+            _WHO,
+        ),
+        (r" (?P<be>is|was) (?!not |a |an |the most |\w+ed |\w+ing )[^,;]{2,60}", "What {be} {subject}?"),
+    )
+]
 _PERSON = re.compile(
     r"\b(?:captain|chair|director|doctor|head|landlord|manager|mayor|neighbour|owner|teacher|tenant)\b"
 )
-_WHAT = re.compile(rf"{_SUBJECT} (?P<be>is|was) (?!not |a |an |the most |\w+ed |\w+ing )[^,;]{{2,60}}")
 _OPENING = re.compile(r"(?:The|Our|My|A|An)(?= )")
 
 
 def question_of(sentences: Iterable[str]) -> str | None:
     """A question that one of these sentences answers: the first for which there is a rule."""
     for sentence in sentences:
-        for rule, made in (
-            (_WHEN, "When does {subject} {verb}?"),
-            (_COSTS, "How much does {subject} cost?"),
-            (_BY, "Who {be} {subject} {verb} by?"),
-            (_AS, "What does {subject} {verb} as?"),
-            (_WHO, "Who {be} {subject}?"),
-            (_WHAT, "What {be} {subject}?"),
-        ):
+        for rule, question in _RULES:
             found = rule.fullmatch(sentence.strip().removesuffix("."))
-            if found is not None:
-                parts = found.groupdict()
-                if rule is _WHO and _PERSON.search(parts["subject"]) is None:
-                    continue
-                subject = _OPENING.sub(lambda word: word[0].lower(), parts.pop("subject"), count=1)
-                return made.format(subject=subject, **parts)
+            if found is not None and (question != _WHO or _PERSON.search(found["subject"])):
+                subject = _OPENING.sub(lambda word: word[0].lower(), found["subject"], count=1)
+                return question.format(**found.groupdict() | {"subject": subject})
     return None
 
 
@@ -114,5 +121,38 @@ async def list_documents(
 
 
 def _topic(name: str, title: str, text: str) -> str:
-    heading = re.search(r"^#{1,3} (.+)$", text, re.MULTILINE)
+    heading = _HEADING.search(text)
     return one_line(title or (heading[1] if heading else ""), MAX_TOPIC) or name
+
+
+class PassageBody(BaseModel):
+    """The answer."""
+
+    id: int
+    object: str
+    document: str
+    place: str  # page, heading or lines; empty where it is not known
+    text: str
+    before: list[str]  # what stands before it in the document, in parts; parts overlap a little
+    after: list[str]
+    side: str
+
+
+@router.get("/v1/passages/{id}")
+async def show_passage(
+    number: Annotated[str, Path(alias="id")], library: LibraryDep, service: ServiceDep, caller: Caller
+) -> PassageBody:
+    """Show a cited passage in its document."""
+    if not (number.isascii() and number.isdigit() and len(number) <= _MAX_DIGITS):
+        raise RequestError("The id of a passage is a number.", param="id")
+    passage, before, after = await asyncio.to_thread(library.passage, caller.key, int(number))
+    return PassageBody(
+        id=passage.chunk_id,
+        object="paceline.passage",
+        document=passage.document,
+        place=passage.place,
+        text=passage.text.strip(),
+        before=list(before),
+        after=list(after),
+        side=service.side,
+    )

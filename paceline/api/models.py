@@ -1,4 +1,4 @@
-"""`/v1/models`, `/version`, `/healthz`, `/readyz`, `/health`, and the lookup of models by name.
+"""`/v1/models`, and the lookup of models by name.
 
 Front ends fill their menus from the list; agents read the context length from `max_model_len` or `meta.n_ctx`. Chat
 models and embedders share one list, since clients read only one. Each endpoint accepts its own kind only.
@@ -11,15 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TypeVar
 
-from fastapi import APIRouter
-from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline import __version__
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.pagination import answer
-from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
-from paceline.api.openapi import REFUSALS, keyed_router, official
+from paceline.api.http.routing import ServiceDep
+from paceline.api.openapi import keyed_router, official
 from paceline.core.side import MAX_NAME, is_name
 from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError, RequestError
@@ -37,12 +34,7 @@ SWITCHES: Mapping[str, tuple[str, object]] = {
 }
 
 
-class Version(BaseModel):
-    version: str
-
-
 router = keyed_router("service")
-probes = APIRouter(route_class=OpenRoute, responses=REFUSALS, tags=["service"])
 _STARTED = int(time.time())  # this process: a model's own age is not known
 
 
@@ -56,27 +48,6 @@ async def list_models(service: ServiceDep) -> Response:
 async def show_model(name: str, service: ServiceDep) -> Response:
     """Describe one model."""
     return answer(_entry(service, name, any_model(service, name)))
-
-
-@router.get("/version")
-async def version() -> Version:
-    """Name the release of this program."""
-    return Version(version=__version__)
-
-
-@probes.get("/healthz")
-async def health() -> dict[str, str]:
-    """Say that the process lives."""
-    return {"status": "ok"}
-
-
-@probes.get("/readyz")
-@probes.get("/health")
-async def ready(service: ServiceDep, admission: AdmissionDep) -> Response:
-    """Say whether it can be asked. `/health` is where vLLM and llama.cpp say so."""
-    readiness = service.readiness()
-    ready = readiness.ready and not admission.draining
-    return answer({"ready": ready, "side": service.side, **readiness.detail}, 200 if ready else 503)
 
 
 def _entry(service: Service, name: str, model: ModelInfo | EmbedderInfo) -> dict[str, object]:

@@ -157,8 +157,6 @@ def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], e
 # Modules under `SMALL` lines that one neighbour imports, and why each is not a part of it.
 SMALL = 80
 APART = {
-    "paceline.api.passages": "an endpoint: the application is what imports endpoints",
-    "paceline.api.status": "an endpoint",
     "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
 }
 

@@ -31,12 +31,9 @@ from paceline.api.generation.schema import (
 from paceline.api.http.body import Schema
 from paceline.errors import RequestError
 
-# Bodies of `/v1/messages`, with Anthropic's names and ranges.
-#
+# ---- bodies, with Anthropic's names and ranges ----------------------------------------------------------------------
 # Unknown fields are ignored. docs/api.md lists all fields. Source: the types of anthropic-sdk-python,
 # `types/message_create_params.py`.
-
-
 READ = frozenset({"text", "thinking", "search_result", "tool_use", "tool_result", "tool_reference", "compaction"})
 CHANGES = frozenset({"tool_addition", "tool_removal"})  # of the tools that are offered
 

@@ -8,7 +8,7 @@ docs/api.md lists all fields. Source: openai-openapi 2.3.0, CreateChatCompletion
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -33,6 +33,7 @@ from paceline.api.generation.schema import (
     SamplingFields,
     SchemaFormat,
     kind_tag,
+    required,
     unreadable,
     unsupported,
 )
@@ -290,38 +291,27 @@ class ToolUse:
 
 def tool_use(asked: ChatRequest, model: ModelInfo) -> ToolUse | None:
     """The tools of a request; None when none may be called. Raises RequestError (400) that names the field."""
-    form = BY_NAME[model.tools]
     if asked.functions and asked.tools:
         raise RequestError("functions is the older name of tools: only one of them may be given.", param="functions")
-    if asked.functions or asked.function_call is not None:
-        return _legacy(asked, form)
-    functions = _functions(asked.tools)
-    match asked.tool_choice:
-        case NamedChoice(function=chosen):
-            check_known([chosen.name], functions, "tool_choice")
-            return ToolUse(form, functions, (chosen.name,), required=True, named=True, parallel=False)
+    legacy = bool(asked.functions) or asked.function_call is not None
+    functions = _checked(asked.functions, "functions", "") if legacy else _functions(asked.tools)
+    choice, param = (asked.function_call, "function_call") if legacy else (asked.tool_choice, "tool_choice")
+    names, must_call, named = tuple(function.name for function in functions), choice == "required", False
+    match choice:
+        case NamedChoice(function=FunctionName(name=name)) | FunctionName(name=name):
+            names, must_call, named = (name,), True, True
         case AllowedChoice(allowed_tools=allowed):
             names = tuple(dict.fromkeys(tool.function.name for tool in allowed.tools))
-            check_known(names, functions, "tool_choice")
-            return ToolUse(form, functions, names, allowed.mode == "required", parallel=asked.parallel_tool_calls)
-        case choice:
-            if choice == "required" and not functions:
-                raise RequestError("tool_choice may only be required when there are tools.", param="tool_choice")
-            if choice == "none" or not functions:
-                return None
-            names = tuple(function.name for function in functions)
-            return ToolUse(form, functions, names, choice == "required", parallel=asked.parallel_tool_calls)
-
-
-def _legacy(asked: ChatRequest, form: ToolFormat) -> ToolUse | None:
-    functions = checked(asked.functions, "functions", "")
-    choice = asked.function_call
-    if choice is not None and not isinstance(choice, str):
-        check_known([choice.name], functions, "function_call")
-        return ToolUse(form, functions, (choice.name,), required=True, named=True, parallel=False, legacy=True)
-    if choice == "none" or not functions:
-        return None
-    return ToolUse(form, functions, tuple(function.name for function in functions), parallel=False, legacy=True)
+            must_call = allowed.mode == "required"
+        case "required" if not functions:
+            raise RequestError("tool_choice may only be required when there are tools.", param=param)
+        case _ if choice == "none" or not functions:
+            return None
+    for name in names:
+        if all(function.name != name for function in functions):
+            raise RequestError(f"{param} names the function {name[:64]!r}, which is not among the tools.", param=param)
+    parallel = asked.parallel_tool_calls and not (legacy or named)
+    return ToolUse(BY_NAME[model.tools], functions, names, must_call, named, parallel, legacy)
 
 
 def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
@@ -334,12 +324,12 @@ def _functions(tools: Sequence[Tool]) -> tuple[Function, ...]:
                 param=f"tools[{index}].type",
             )
         if tool.function is None:
-            raise RequestError(f"The field tools[{index}].function is required.", param=f"tools[{index}].function")
+            raise required(f"tools[{index}].function")
         functions.append(tool.function)
-    return checked(functions, "tools", ".function")
+    return _checked(functions, "tools", ".function")
 
 
-def checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Function, ...]:
+def _checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Function, ...]:
     """Check that names differ and parameters are schemas of objects. Function i is at `field`[i]`inner` of the body."""
     names: set[str] = set()
     size = 0
@@ -355,12 +345,6 @@ def checked(functions: Sequence[Function], field: str, inner: str) -> tuple[Func
         if size > MAX_SCHEMAS:
             raise RequestError(f"{field} takes more than {MAX_SCHEMAS} characters.", param=field)
     return tuple(functions)
-
-
-def check_known(names: Sequence[str], functions: Sequence[Function], param: str) -> None:
-    for name in names:
-        if all(function.name != name for function in functions):
-            raise RequestError(f"{param} names the function {name[:64]!r}, which is not among the tools.", param=param)
 
 
 def parameters_of(function: Function) -> dict[str, object]:
@@ -393,15 +377,12 @@ def format_instructions(asked: ChatRequest, tools: ToolUse | None) -> str | None
     return f"Answer with JSON of this schema{name}{about}{only}:\n{json.dumps(described, ensure_ascii=False)}"
 
 
-# Conversion of a conversation to the input of a chat template: one role and one text per message.
-#
+# ---- a conversation as the input of a chat template: one role and one text per message ------------------------------
 # Parts are joined, and `developer` becomes `system`. Earlier tool calls are written in the model's own format, their
 # results in that of Hermes and Qwen2.5, in the order of the calls. Images and sound are refused by name: a text model
 # cannot read them; files have become text before (`api/generation/attachments.py`). What a model has thought before an
 # earlier answer stands before it, between its marks, as the model wrote it: which of it the model reads again is its
 # template's to say.
-
-
 _ROLES = {"developer": "system", "function": "tool"}  # here, since instructions are appended to the system message
 
 
@@ -467,9 +448,9 @@ def _role(message: Message) -> str:
 def _content(message: Message, model: ModelInfo, where: str) -> str:
     calls = _calls(message, where) if message.role == "assistant" else []
     content = message.content
-    if content is None and message.role == "assistant":
-        content = message.refusal
-    if content is None and message.role != "assistant":
+    if message.role == "assistant":
+        content = message.refusal if content is None else content
+    elif content is None:
         raise RequestError(f"A message of the role {message.role} needs content.", param=f"{where}.content")
     text = content if isinstance(content, str) else ""
     if isinstance(content, list):
@@ -534,6 +515,8 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
     tools = tool_use(asked, model)
     form = form_of(asked)
     instructions = [text for text in (tools and tools.instructions(), format_instructions(asked, tools)) if text]
+    if size_of_schema(asked.template, "chat_template_kwargs") > MAX_TEMPLATE:
+        raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
     request = generation_of(
         asked,
         model,
@@ -548,7 +531,7 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
         request,
         prompt=AskedPrompt(
             messages=begun(asked, conversation(asked.messages, model, instructions, model.system)),
-            template=_template(asked),
+            template=asked.template,
             predicted="" if asked.prediction is None else asked.prediction.text,
             # In a workflow each choice has agents of its own, who find other passages.
             shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
@@ -561,11 +544,3 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
         ),
     )
     return ChatCall(asked, tools, choices_of(request, asked.n))
-
-
-def _template(asked: ChatRequest) -> Mapping[str, object]:
-    """Raises RequestError (400)."""
-    fields = asked.template
-    if size_of_schema(fields, "chat_template_kwargs") > MAX_TEMPLATE:
-        raise RequestError(f"It takes more than {MAX_TEMPLATE} characters.", param="chat_template_kwargs")
-    return fields

@@ -20,7 +20,7 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from paceline.errors import RequestError
@@ -69,17 +69,15 @@ async def read_body(request: Request, max_bytes: int = MAX_BODY) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientGoneError
-                body += message.get("body", b"")
+            async for piece in request.stream():
+                body += piece
                 if len(body) > max_bytes:
                     raise body_too_large(max_bytes)
-                if not message.get("more_body", False):
-                    return bytes(body)
     except TimeoutError:
         raise _too_slow(BODY_TIMEOUT) from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    return bytes(body)
 
 
 def _announced(request: Request) -> int:
@@ -119,11 +117,8 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-# Multipart bodies: one file, whose bytes go where they are to be kept as they come, and a few fields.
-#
+# ---- multipart bodies: one file, whose bytes go where they are to be kept as they come, and a few fields -------------
 # Not handled: several files in one body; resuming an interrupted upload.
-
-
 MAX_FIELDS = 16  # besides the file
 MAX_FIELD = 4096  # bytes
 _MAX_OVERHEAD = 64 * 1024  # bytes of a body besides the file
@@ -172,12 +167,12 @@ async def read_upload(request: Request, arrival: Arrival, turn: Callable[[], Awa
     `Arrival.write` raises."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise RequestError("Send the file as multipart/form-data.", code="invalid_content_type")
-    parser = _FormParser(request.headers, _parts(request.receive, turn), arrival)
+    parser = _FormParser(request.headers, _parts(request, turn), arrival)
     try:
         async with asyncio.timeout(TIMEOUT):
             form = await parser.parse()
     except TimeoutError:
-        raise _slow() from None
+        raise _too_slow(TIMEOUT) from None
     except MultiPartException as error:
         raise RequestError(f"The form cannot be read: {error.message}") from None
     except ValueError:  # an unknown charset
@@ -192,36 +187,29 @@ async def read_upload(request: Request, arrival: Arrival, turn: Callable[[], Awa
         await form.close()
 
 
-async def _parts(receive: Receive, turn: Callable[[], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
+async def _parts(request: Request, turn: Callable[[], Awaitable[None]]) -> AsyncGenerator[bytes, None]:
     total = 0
-    more = True
-    while more:
+    pieces = request.stream()
+    while True:
         try:
             async with asyncio.timeout(PART_TIMEOUT):
-                message = await receive()
+                piece = await anext(pieces, None)
         except TimeoutError:
-            raise _slow() from None
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        body: bytes = message.get("body", b"")
-        total += len(body)
+            raise _too_slow(PART_TIMEOUT) from None
+        except ClientDisconnect:
+            raise ClientGoneError from None
+        if piece is None:
+            return
+        total += len(piece)
         if total > MAX_FILE_BYTES + _MAX_OVERHEAD:
             raise too_large()
-        more = message.get("more_body", False)
         await turn()
-        yield body
+        yield piece
 
 
-def _slow() -> RequestError:
-    return RequestError("The request body did not arrive in time.", status=408)
-
-
-# Strict JSON.
-#
+# ---- strict JSON ----------------------------------------------------------------------------------------------------
 # Decoding accepts an object in UTF-8 without NaN, lone surrogates or nesting that exhausts the stack; anything else is
 # a 400, never a 500. Encoding refuses NaN too, and writes characters instead of escapes.
-
-
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")  # lone, or one of a pair
 
 
@@ -260,10 +248,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-# Validation of JSON bodies: the base class of every request schema, and the first fault as a sentence.
-#
+# ---- validation of JSON bodies: the base class of every request schema, and the first fault as a sentence -----------
 # An explicit null means absent, since typed clients send nulls. Knows no endpoint.
-
 
 # Names of union branches, which are not part of a field's path.
 _BRANCH = re.compile(r"<.*|str|bool|int|float|constrained-str|(list|dict)\[.*\]")

@@ -23,14 +23,10 @@ from paceline.api.generation.schema import (
     unsupported,
 )
 from paceline.api.http.body import Schema
-from paceline.errors import RequestError
 
-# Bodies below `/api`, with Ollama's names. Answers are streamed unless `stream` is false.
-#
+# ---- bodies below `/api`, with Ollama's names -----------------------------------------------------------------------
 # Unknown fields and options are ignored, as Ollama does. docs/api.md lists all fields. Source: docs/api.md of Ollama
 # and the types of ollama-python 0.6.
-
-
 OTHER_SAMPLERS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}  # options with the value at which each has no effect
 
 KeepAlive = float | str
@@ -96,9 +92,7 @@ class GenerationFields(FormFields):
         given = body.get("options")
         for name, without in OTHER_SAMPLERS.items():
             if isinstance(given, dict) and given.get(name) not in (None, without):
-                raise _refused(
-                    f"options.{name} is not supported: sample with temperature, top_k, top_p and min_p.", name
-                )
+                raise unsupported(name, "It is not supported: sample with temperature, top_k, top_p and min_p")
         return body
 
 
@@ -238,7 +232,7 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
 def raw_body(asked: GenerateBody) -> Json:
     for name, value in (("format", asked.format), ("system", asked.system)):
         if value:
-            raise _refused(f"{name} has no place in a raw prompt.", name)
+            raise unsupported(name, "It has no place in a raw prompt")
     limit = _limit(asked.options)
     body = _common(asked) | {"prompt": asked.prompt, "max_tokens": 2**31 - 1 if limit is None else limit}
     return asked.onto(body | ({"logprobs": asked.top_logprobs or 0} if asked.logprobs else {}))
@@ -262,20 +256,11 @@ def _limit(options: Options) -> int | None:
 
 def _message(message: Message, index: int) -> Json:
     if message.images:
-        raise _refused(f"This model reads text only: messages[{index}] has images.", f"messages[{index}].images")
-    calls = [
-        {
-            "type": "function",
-            "function": {
-                "name": call.function.name,
-                "arguments": json.dumps(call.function.arguments, ensure_ascii=False),
-            },
-        }
+        raise unsupported(f"messages[{index}].images", "This model reads text only")
+    functions = [
+        {"name": call.function.name, "arguments": json.dumps(call.function.arguments, ensure_ascii=False)}
         for call in message.tool_calls
     ]
+    calls = [{"type": "function", "function": function} for function in functions]
     said: Json = {"role": message.role, "content": message.content or "", "reasoning_content": message.thinking}
     return said | ({"tool_calls": calls} if calls else {})
-
-
-def _refused(sentence: str, param: str) -> RequestError:
-    return RequestError(sentence, code="unsupported_parameter", param=param)

@@ -37,12 +37,10 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.service import AnswerProof
 
-# Request bodies of `/v1/responses`, with OpenAI's names and ranges.
-#
+# ---- bodies, with OpenAI's names and ranges -------------------------------------------------------------------------
 # Tools of an unknown type are skipped, since clients send the tools of other hosts too; input items of an unknown type
 # are refused by name, since the answer would lack their content. Source: openai-openapi 2.3.0, CreateResponse.
-
-
+Json = dict[str, object]
 MAX_ID = 512  # characters
 
 Include = Literal[
@@ -228,31 +226,24 @@ class Verification(Schema):
 
 def verification(response: str, proof: AnswerProof) -> Json:
     differing = [
-        DifferingToken(
-            index=one.index, token=one.token, text=one.names[0], expected=one.owed, expected_text=one.names[1]
-        )
+        {"index": one.index, "token": one.token, "text": one.names[0], "expected": one.owed}
+        | {"expected_text": one.names[1]}
         for one in proof.differing
     ]
-    unproven = [Unproven(reason=reason, tokens=tokens) for reason, tokens in proof.unproven.items()]
-    found = Verification(
-        id=response,
-        tokens=proof.tokens,
-        proven=proof.proven,
-        asked_again=proof.asked,
-        differing=differing,
-        not_provable=unproven,
-    )
-    return found.model_dump()
+    return {
+        "id": response,
+        "object": "response.verification",
+        "tokens": proof.tokens,
+        "proven": proof.proven,
+        "asked_again": proof.asked,
+        "differing": differing,
+        "not_provable": [{"reason": reason, "tokens": tokens} for reason, tokens in proof.unproven.items()],
+    }
 
 
-# Input items of `/v1/responses`: checked, stored, and converted to chat messages. Pure.
-#
+# ---- input items: checked, stored, and converted to chat messages ---------------------------------------------------
 # File searches of an earlier answer are accepted, since clients send back what they received, and dropped: the answer's
 # text holds their result. So are reasoning items without content, as of other servers.
-
-
-Json = dict[str, object]
-
 _TEXTS = ("input_text", "output_text", "reasoning_text", "text")
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 

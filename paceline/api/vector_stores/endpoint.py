@@ -58,7 +58,13 @@ class StaticSizes(Schema):
 
 class Chunking(Schema):
     type: Literal["auto", "static"] = "auto"
-    static: StaticSizes | None = None  # required of the type `static`
+    static: StaticSizes | None = None
+
+    @model_validator(mode="after")
+    def _has_sizes(self) -> Self:
+        if self.type == "static" and self.static is None:
+            raise required("chunking_strategy.static")
+        return self
 
 
 class StoreFields(Schema):
@@ -111,10 +117,8 @@ def attachment(
     file_id: str, attributes: dict[str, str | bool | int | float] | None, chunking: Chunking | None
 ) -> FileSpec:
     """Raises RequestError (400) for an overlap of more than half a chunk."""
-    if chunking is None or chunking.type == "auto":
+    if chunking is None or chunking.static is None or chunking.type == "auto":
         return FileSpec(file_id, attributes or {}, CHUNK_TOKENS, OVERLAP_TOKENS)
-    if chunking.static is None:
-        raise required("chunking_strategy.static")
     size, overlap = chunking.static.max_chunk_size_tokens, chunking.static.chunk_overlap_tokens
     if 2 * overlap > size:
         raise RequestError(
