@@ -38,7 +38,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import while_connected
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import (
@@ -341,7 +341,7 @@ class CompletionEvent(BaseModel):
 router = keyed_router("completions", "completions", route=PromptRoute)
 
 
-@router.post("/v1/completions", responses=official("Completion", stream=CompletionEvent))
+@router.post("/v1/completions", responses=answered("Completion", stream=CompletionEvent))
 async def complete(
     asked: CompletionRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
 ) -> Response:
@@ -357,7 +357,9 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
     """Admit the answers, then score the prompts: nothing is computed for a request that will be refused."""
     asked = call.asked
     if call.write and not asked.echo and must_load(service, call.model.name):
-        return CompletionWriter(call, (), 0), _late(service, call)
+        unread = call.requests([()] * len(asked.prompt))
+        late = [partial(_prepare, service, one, asked.prompt[index // asked.n]) for index, one in enumerate(unread)]
+        return CompletionWriter(call, (), 0), [LateGeneration(each) for each in late]
     prompts = [await _tokens(service, prompt, call.model.name) for prompt in asked.prompt]
     for prompt in prompts if asked.echo else ():
         await service.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
@@ -374,18 +376,9 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
     return CompletionWriter(call, echoes, sum(map(len, prompts))), generations
 
 
-def _late(service: Service, call: CompletionCall) -> list[Generation]:
-    """The answers of a model that has to be loaded first."""
-
-    async def prepare(asked: GenerateRequest, prompt: Input) -> Generation:
-        tokens = await _tokens(service, prompt, asked.model)
-        return await service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
-
-    unread = call.requests([()] * len(call.asked.prompt))
-    return [
-        LateGeneration(partial(prepare, asked, call.asked.prompt[index // call.asked.n]))
-        for index, asked in enumerate(unread)
-    ]
+async def _prepare(service: Service, asked: GenerateRequest, prompt: Input) -> Generation:
+    tokens = await _tokens(service, prompt, asked.model)
+    return await service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
 
 
 async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:

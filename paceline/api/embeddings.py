@@ -24,7 +24,7 @@ from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.http.body import Schema, encode_json, while_connected
 from paceline.api.http.routing import LargeRoute, ServiceDep
 from paceline.api.models import check_embedder
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.errors import RequestError
 from paceline.runtime.service import Embeddings
 
@@ -91,7 +91,7 @@ class EmbeddingRequest(Schema):
     user: str | None = None
 
 
-@router.post("/v1/embeddings", responses=official("CreateEmbeddingResponse"))
+@router.post("/v1/embeddings", responses=answered("CreateEmbeddingResponse"))
 async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) -> Response:
     """Turn texts into vectors.
 

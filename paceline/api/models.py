@@ -16,7 +16,7 @@ from starlette.responses import Response
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.http.pagination import answer
 from paceline.api.http.routing import ServiceDep
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.core.side import MAX_NAME, is_name
 from paceline.engine.base import ModelInfo
 from paceline.errors import ConfigError, RequestError
@@ -38,13 +38,13 @@ router = keyed_router("service")
 _STARTED = int(time.time())  # this process: a model's own age is not known
 
 
-@router.get("/v1/models", responses=official("SyncPage[Model]"))
+@router.get("/v1/models", responses=answered("SyncPage[Model]"))
 async def list_models(service: ServiceDep) -> Response:
     """List the models that are served here."""
     return answer({"object": "list", "data": [_entry(service, name, model) for name, model in served_models(service)]})
 
 
-@router.get("/v1/models/{name:path}", responses=official("Model"))
+@router.get("/v1/models/{name:path}", responses=answered("Model"))
 async def show_model(name: str, service: ServiceDep) -> Response:
     """Describe one model."""
     return answer(_entry(service, name, any_model(service, name)))

@@ -85,9 +85,7 @@ class AnswerWatch:
 
     def __init__(self, observer: Observer, state: dict[str, Any]) -> None:
         identity = state.get("identity")
-        self._counts = observer.counts
-        self._now = observer.now
-        self._tracer = observer.tracer
+        self._counts, self._now, self._tracer = observer.counts, observer.now, observer.tracer
         self._model = state.get("model") or observer.model()
         self._auto = bool(state.get("auto"))
         self._request = str(state.get("request_id", ""))
@@ -116,12 +114,9 @@ class AnswerWatch:
                 self._counts.gaps.observe((now - self._last) / event.tokens)
         self._last = now
 
-    def failed(self) -> None:
-        self._end("failed", None)
-
-    def left(self) -> None:
-        """The client has gone, or cancelled. Without effect after the end."""
-        self._end("left", None)
+    def ended(self, outcome: Literal["failed", "left"]) -> None:
+        """left: the client has gone, or cancelled. Without effect after the end."""
+        self._end(outcome, None)
 
     def _end(self, outcome: Outcome, result: GenerationResult | None) -> None:
         if self._ended:

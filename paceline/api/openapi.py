@@ -78,15 +78,19 @@ def keyed_router(
     return APIRouter(prefix=prefix, route_class=route, dependencies=doors, responses=refusals(error), tags=[tag])
 
 
-def official(shape: str, *, stream: str | type[BaseModel] = "") -> Responses:
-    """`responses` of an endpoint that answers in the shape of a type in `openai.types`, such as `chat.ChatCompletion`
-    or the lists `SyncPage[Model]` and `SyncCursorPage[FileObject]`. `stream`: shape of an event, where it streams."""
-    return answered(shape) if not stream else answered(shape, {"text/event-stream": _event(stream)})
-
-
-def answered(shape: str | type[BaseModel], streams: Json | None = None) -> Responses:
-    """`responses` of an endpoint that makes its answer itself. `streams`: schemas of others by media type."""
-    content = {"application/json": _named(shape)} | (streams or {})
+def answered(
+    shape: str | type[BaseModel], *, stream: str | type[BaseModel] | None = None, lines: bool = False
+) -> Responses:
+    """`responses` of an endpoint that makes its answer itself. shape: a model, or the name of a type in `openai.types`,
+    such as `chat.ChatCompletion` or the lists `SyncPage[Model]` and `SyncCursorPage[FileObject]`. stream: likewise of
+    an event, where it streams. lines: it also answers in lines of JSON of that shape."""
+    content = {"application/json": _named(shape)}
+    if stream is not None:
+        encoded = {"contentMediaType": "application/json", "contentSchema": _named(stream)}
+        data: Json = {"type": "string", "anyOf": [{"const": "[DONE]"}, encoded]}
+        content["text/event-stream"] = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    if lines:
+        content["application/x-ndjson"] = _named(shape)
     return {200: {"content": {kind: {"schema": schema} for kind, schema in content.items()}}}
 
 
@@ -95,20 +99,6 @@ def _named(shape: str | type[BaseModel]) -> Json:
         return {"$ref": _NAMED + shape}
     _own[shape.__name__] = shape
     return {"$ref": _NAMED + shape.__name__}
-
-
-def lines(shape: type[BaseModel]) -> Json:
-    return {"application/x-ndjson": _named(shape)}
-
-
-def events(shape: type[BaseModel]) -> Json:
-    return {"text/event-stream": _event(shape)}
-
-
-def _event(shape: str | type[BaseModel]) -> Json:
-    encoded = {"contentMediaType": "application/json", "contentSchema": _named(shape)}
-    data: Json = {"type": "string", "anyOf": [{"const": "[DONE]"}, encoded]}
-    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
 
 
 def form(model: type[BaseModel]) -> Json:

@@ -27,7 +27,7 @@ from paceline.api.http.body import encode_json, parse
 from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.routing import Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.observation import request_id
-from paceline.api.openapi import answered, events, keyed_router
+from paceline.api.openapi import answered, keyed_router
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
 # Anthropic's error envelope. Source: anthropic-sdk-python 2.13 and docs.anthropic.com, "Errors".
@@ -203,7 +203,7 @@ def _tokens(prompt: int, cached: int, output: int) -> Json:
 router = keyed_router("anthropic", "chat", prefix="/v1/messages", route=AnswerRoute, error=AnthropicError)
 
 
-@router.post("", responses=answered(MessageAnswer, events(MessageEvent)))
+@router.post("", responses=answered(MessageAnswer, stream=MessageEvent))
 async def create_message(
     asked: MessagesRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
 ) -> Response:

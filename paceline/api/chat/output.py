@@ -22,7 +22,7 @@ from paceline.api.generation.streaming import AnswerWriter, sent
 from paceline.api.http.body import while_connected
 from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.api.vector_stores.search import select_stores
 from paceline.core.energy import EnergyUse
 from paceline.core.policy import Decision
@@ -376,7 +376,7 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
 router = keyed_router("chat", "chat", route=AnswerRoute)
 
 
-@router.post("/v1/chat/completions", responses=official("chat.ChatCompletion", stream="chat.ChatCompletionChunk"))
+@router.post("/v1/chat/completions", responses=answered("chat.ChatCompletion", stream="chat.ChatCompletionChunk"))
 async def complete_chat(
     asked: ChatRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
 ) -> Response:

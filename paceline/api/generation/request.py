@@ -398,17 +398,23 @@ class LateGeneration:
         """Nothing has begun."""
 
 
-async def prepare_all(service: Service, requests: Sequence[GenerateRequest]) -> list[Generation]:
-    """Admit all requests of one model, or none. Raises what `prepare` raises.
+async def prepare_all(
+    service: Service,
+    requests: Sequence[GenerateRequest],
+    prepare: Callable[[GenerateRequest], Awaitable[Generation]] | None = None,
+) -> list[Generation]:
+    """Admit all requests of one model, or none. prepare: as `Service.prepare`, which is the default. Raises what it
+    raises.
 
     Where the model has to be loaded first, each is admitted when it is run, and may be refused then.
     """
+    prepare = prepare or service.prepare
     if must_load(service, requests[0].model):
-        return [LateGeneration(partial(service.prepare, request)) for request in requests]
+        return [LateGeneration(partial(prepare, request)) for request in requests]
     generations: list[Generation] = []
     try:
         for request in requests:
-            generations.append(await service.prepare(request))
+            generations.append(await prepare(request))
     except BaseException:  # also a cancellation: the client may leave while others are admitted
         await close_all(generations)
         raise

@@ -27,10 +27,10 @@ from typing import Self
 
 from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.request import close_all
-from paceline.api.http.body import BrokenOffError, ClientGoneError, encode_json, while_connected
+from paceline.api.http.body import BrokenOffError, ClientGoneError, encode_json, send_in_time, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
@@ -87,7 +87,7 @@ class GenerationFanIn:
         await close_all(tuple(self._waiting.values()))
         self._waiting.clear()
         for watch in self._watches:
-            watch.left()
+            watch.ended("left")
 
     async def next(self, timeout: float | None = None) -> tuple[int, GenerateEvent] | None:
         """The next event, after the index of its generation; None after `timeout` seconds without any.
@@ -115,7 +115,7 @@ class GenerationFanIn:
                     return
             raise PacelineError("The answer ended without saying why.")
         except Exception as error:
-            watch.failed()
+            watch.ended("failed")
             await self._queue.put((index, error))
         finally:
             if isinstance(events, AsyncGenerator):
@@ -137,8 +137,6 @@ class GenerationFanIn:
 #
 # Spaces rather than empty lines, since clients of Ollama's read lines. Not for HTTP/1.0, where the end of the
 # connection is the end of the body, so that a failure would look whole.
-READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
-
 _WAITS = (b"x-stainless-read-timeout", b"x-stainless-timeout")  # s, in which a client says how long it waits
 _TYPE = (b"content-type", b"application/json")
 
@@ -167,27 +165,18 @@ class HeldOpen(Response):
                     continue
                 if not begun:
                     begun = True
-                    await _send(send, {"type": "http.response.start", "status": 200, "headers": [_TYPE]})
-                await _send(send, {"type": "http.response.body", "body": b" ", "more_body": True})
+                    await send_in_time(send, {"type": "http.response.start", "status": 200, "headers": [_TYPE]})
+                await send_in_time(send, {"type": "http.response.body", "body": b" ", "more_body": True})
             if begun:
                 await _put_rest(scope, send, working)
                 return
             body = working.result()
             headers = [_TYPE, (b"content-length", b"%d" % len(body))]
-            await _send(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await _send(send, {"type": "http.response.body", "body": body})
+            await send_in_time(send, {"type": "http.response.start", "status": 200, "headers": headers})
+            await send_in_time(send, {"type": "http.response.body", "body": body})
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
-
-
-async def _send(send: Send, message: Message) -> None:
-    """Raises ClientGoneError when the client does not read it in time."""
-    try:
-        async with asyncio.timeout(READ_S):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
 
 
 async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> bytes:
@@ -220,14 +209,16 @@ def _seconds(value: bytes) -> float:
 
 async def _put_rest(scope: Scope, send: Send, working: asyncio.Task[bytes]) -> None:
     try:
-        await _send(send, {"type": "http.response.body", "body": working.result()})
+        await send_in_time(send, {"type": "http.response.body", "body": working.result()})
     except ClientGoneError:
         raise
     except Exception as error:
         if not isinstance(error, PacelineError):
             _log.exception("an answer failed after its connection was kept open")
         shape = scope["app"].state.admission.error_shape(scope["path"])
-        await _send(send, {"type": "http.response.body", "body": failure_of(error).json(shape), "more_body": True})
+        await send_in_time(
+            send, {"type": "http.response.body", "body": failure_of(error).json(shape), "more_body": True}
+        )
         raise BrokenOffError(str(error)) from None
 
 
@@ -326,7 +317,9 @@ class EventStream(EventSourceResponse):
         self.ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        await super().__call__(scope, receive, partial(_send, send))  # whose own limit spares the first and last piece
+        await super().__call__(
+            scope, receive, partial(send_in_time, send)
+        )  # whose own limit spares the first and last piece
         if not self.ended:
             raise ClientGoneError
 

@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
-from paceline.api.http.body import BODY_TIMEOUT, BrokenOffError, ClientGoneError, encode_json, while_connected
+from paceline.api.http.body import BrokenOffError, encode_json, send_in_time, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.core.rendezvous import chosen
 from paceline.errors import RequestError, StorageError
@@ -186,10 +186,12 @@ class _Passed(Response):
     async def _put(self, scope: Scope, send: Send) -> None:
         raw = [(name.lower(), value) for name, value in self._answer.headers.raw]
         headers = [each for each in raw if each[0] not in _NOT_PASSED and not each[0].startswith(b"access-control-")]
-        await _send(send, {"type": "http.response.start", "status": self._answer.status_code, "headers": headers})
+        await send_in_time(
+            send, {"type": "http.response.start", "status": self._answer.status_code, "headers": headers}
+        )
         async for piece in self._pieces(scope):
-            await _send(send, {"type": "http.response.body", "body": piece, "more_body": True})
-        await _send(send, {"type": "http.response.body", "body": b""})
+            await send_in_time(send, {"type": "http.response.body", "body": piece, "more_body": True})
+        await send_in_time(send, {"type": "http.response.body", "body": b""})
 
     async def _pieces(self, scope: Scope) -> AsyncIterator[bytes]:
         """Whole events or lines of a stream, and after them what tells that it was cut; anything of another answer."""
@@ -251,15 +253,6 @@ async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
 def _data(event: bytes) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(event.partition(b"data: ")[2])
     return found
-
-
-async def _send(send: Send, message: Message) -> None:
-    """Raises ClientGoneError when the client does not read it in time."""
-    try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
 
 
 def _conversation(body: Mapping[str, object]) -> str:

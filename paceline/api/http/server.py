@@ -34,13 +34,10 @@ from paceline.errors import ConfigError
 from paceline.runtime.link.transport import CONNECTION, UVICORN_LINK_OPTIONS
 from paceline.system import raise_open_files, trim_heap, user_id
 
-# The user behind a connection from this machine, as the kernel knows it.
-#
+# ---- the user behind a connection from this machine, as the kernel knows it ------------------------------------------
 # A server on a loopback address can be reached by every user of the machine. On Linux the owner of a socket is asked
 # of `sock_diag` (netlink), which needs no privileges; on other systems, and where netlink is barred, owners are
 # unknown.
-
-
 Address = tuple[str, int | None]  # an IP address and a port; without one for a socket that has none
 
 ROOT = 0
@@ -95,12 +92,9 @@ def _welcome() -> set[int]:
     return {user_id(), ROOT}
 
 
-# HTTP connections that are counted at the doors, with a time limit on each request's head and on each stranger.
-#
+# ---- HTTP connections, counted at the doors, with a time limit on each request's head and on each stranger -----------
 # uvicorn limits the time between two requests only, up to the first byte of the next: a client that connects and sends
 # nothing, or one byte a minute, would keep its connection for ever; so would one that does not read its answer.
-
-
 HEAD_S = 5.0  # for a whole head; browsers open connections in advance, and replace them when they are closed
 STRANGER_S = 15.0  # for a whole request of a stranger, answer included: its body has less (`admission.OPEN_BODY_S`)
 

@@ -44,7 +44,7 @@ from paceline.api.ollama.request import (
     model_name,
     raw_body,
 )
-from paceline.api.openapi import answered, keyed_router, lines
+from paceline.api.openapi import answered, keyed_router
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
 from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateEvent, Generation, GenerationResult, Service
@@ -148,7 +148,7 @@ def _ns(seconds: float) -> int:
 
 # ---- POST /api/chat and POST /api/generate ---------------------------------------------------------------------------
 answers = keyed_router("ollama", "chat", prefix="/api", route=AnswerRoute, error=OllamaError)
-_LINES = answered(AnswerLine, lines(AnswerLine))
+_LINES = answered(AnswerLine, lines=True)
 
 
 @answers.post("/chat", responses=_LINES)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from paceline.api.chat.output import summary
 from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import AnswerReader
-from paceline.api.generation.request import LateGeneration, must_load
+from paceline.api.generation.request import must_load, prepare_all
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, encode_json, parse
@@ -182,19 +182,17 @@ def _context_missing(previous: str) -> RequestError:
     )
 
 
-async def prepare(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
-    """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
-
-    Where the model has to be loaded first, it is admitted when it is run, and may be refused then.
-    """
+async def _admitted(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
     if must_load(service, request.model):
         await service.wait_for_room(request.account.owner)
-        return LateGeneration(partial(_prepare_now, service, asked, request))
-    return await _prepare_now(service, asked, request)
+    (generation,) = await prepare_all(service, [request], partial(_truncated, service, asked))
+    return generation
 
 
-async def _prepare_now(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
-    """Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once."""
+async def _truncated(service: Service, asked: ResponseRequest, request: GenerateRequest) -> Generation:
+    """Admit the request. With `truncation: auto`, drop as few of the oldest messages as make it fit the context.
+
+    Holds one admission at a time, and none when this raises or is cancelled: a trial is closed at once."""
     try:
         return await service.prepare(request)
     except RequestError as error:
@@ -268,7 +266,7 @@ class AskedResponse:
         asked = self.asked
         with as_written(asked):
             call, wanted, search = await self.request(items, predicted)
-            generation = await prepare(self.service, asked, wanted)
+            generation = await _admitted(self.service, asked, wanted)
 
         def extension(done: GenerationResult) -> Json:
             report = summary(call.report, [done], self.links)

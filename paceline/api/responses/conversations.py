@@ -21,7 +21,7 @@ from paceline.api.generation.schema import Metadata
 from paceline.api.http.body import Schema, encode_json
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, of_app
-from paceline.api.openapi import answered, keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, Json, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
@@ -147,8 +147,8 @@ class Conversations:
 
 
 Kept = Annotated[Conversations, of_app("conversations")]
-_SHAPE = official("conversations.Conversation")
-_ITEMS = official("SyncCursorPage[conversations.ConversationItem]")
+_SHAPE = answered("conversations.Conversation")
+_ITEMS = answered("SyncCursorPage[conversations.ConversationItem]")
 
 router = keyed_router("conversations", "responses", prefix="/v1/conversations", route=ConversationRoute)
 
@@ -204,7 +204,7 @@ async def add_items(conversation_id: str, asked: ItemsRequest, kept: Kept, calle
     return listing(items, more=False)
 
 
-@router.get("/{conversation_id}/items/{item_id}", responses=official("conversations.ConversationItem"))
+@router.get("/{conversation_id}/items/{item_id}", responses=answered("conversations.ConversationItem"))
 async def show_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller) -> Response:
     """Fetch an item of a conversation."""
     _, found = await kept.item(conversation_id, caller.key, item_id)

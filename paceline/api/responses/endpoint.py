@@ -25,7 +25,7 @@ from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.models import switch_of
-from paceline.api.openapi import answered, keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, proof_of, turn_of
 from paceline.api.responses.events import Json
 from paceline.api.responses.log import EventLog
@@ -91,8 +91,8 @@ async def _found(response_id: str, responses: ResponsesDep, caller: Caller) -> R
 
 
 Found = Annotated[ResponseRecord, Depends(_found)]
-_SHAPE = official("responses.Response")
-_STREAMED = official("responses.Response", stream="responses.ResponseStreamEvent")
+_SHAPE = answered("responses.Response")
+_STREAMED = answered("responses.Response", stream="responses.ResponseStreamEvent")
 
 router = keyed_router("responses", "responses", prefix="/v1/responses", route=ConversationRoute)
 
@@ -221,7 +221,7 @@ async def verify_response(
     return HeldOpen(verified, settings.keep_alive)
 
 
-@router.get("/{response_id}/input_items", responses=official("SyncCursorPage[responses.ResponseItem]"))
+@router.get("/{response_id}/input_items", responses=answered("SyncCursorPage[responses.ResponseItem]"))
 async def list_input(record: Found, query: Annotated[PageQuery, Query()]) -> Response:
     """List what a response was asked."""
     return listing(*page_of(json.loads(record.request)["input"], query))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from paceline.api.generation.streaming import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
@@ -38,21 +38,18 @@ DIVERGED = Failure(
 )
 
 
+@dataclass(slots=True)
 class Run:
-    def __init__(
-        self, live: LiveEvents, response_events: ResponseEvents, turn: Turn | None, unsaid: Unsaid | None = None
-    ) -> None:
-        """unsaid: of a response that another server has begun."""
-        self.turn = turn
-        self.unsaid = unsaid
-        self.live = live
-        self.response_events = response_events
-        self.cancelled = False  # by a client, as opposed to the server's end
-        self.failure: Exception | None = None
-        self.final: Json | None = None  # the response, once it has ended
-        self.began = asyncio.Event()  # a task that is cancelled before would not close its generation
-        self.task: asyncio.Task[None] | None = None
-        self.is_unwatched = unsaid is not None  # no request that is open here ends with it
+    live: LiveEvents
+    response_events: ResponseEvents
+    turn: Turn | None
+    unsaid: Unsaid | None = None  # of a response that another server has begun
+    cancelled: bool = False  # by a client, as opposed to the server's end
+    failure: Exception | None = None
+    final: Json | None = None  # the response, once it has ended
+    began: asyncio.Event = field(default_factory=asyncio.Event)  # a task cancelled before would leave its generation
+    task: asyncio.Task[None] | None = None
+    is_unwatched: bool = False  # no request that is open here ends with it
 
     def new(self, events: Sequence[Event]) -> Sequence[Event]:
         """Those of these events that have not been told yet. Raises DivergedError."""
@@ -95,13 +92,11 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        if begun is None:
-            run = Run(self._log.begin(record, stored=asked.store), response_events, turn)
-        else:
-            run = Run(begun[0], response_events, turn, begun[1])
-        self._runs[record.id] = run
+        live, unsaid = begun or (self._log.begin(record, stored=asked.store), None)
+        run = self._runs[record.id] = Run(
+            live, response_events, turn, unsaid, is_unwatched=asked.background or begun is not None
+        )
         if background:
-            run.is_unwatched = True
             self._admission.stay(owner)
         run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
         return run

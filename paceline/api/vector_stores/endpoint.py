@@ -19,7 +19,7 @@ from paceline.api.generation.schema import MAX_METADATA, required, unsupported
 from paceline.api.http.body import Schema
 from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
 from paceline.api.http.routing import Caller, ServiceDep
-from paceline.api.openapi import keyed_router, official
+from paceline.api.openapi import answered, keyed_router
 from paceline.api.vector_stores.search import (
     MAX_QUERIES,
     MAX_QUERY,
@@ -203,10 +203,10 @@ _ELSEWHERE = {
     "cloud": "What a device's store holds is managed at the device: here zone can only be cloud.",
     "device": "What the cloud's store holds is managed at the server: here zone can only be device.",
 }
-_STORE = official("VectorStore")
-_FILE = official("vector_stores.VectorStoreFile")
-_FILES = official("SyncCursorPage[vector_stores.VectorStoreFile]")
-_BATCH = official("vector_stores.VectorStoreFileBatch")
+_STORE = answered("VectorStore")
+_FILE = answered("vector_stores.VectorStoreFile")
+_FILES = answered("SyncCursorPage[vector_stores.VectorStoreFile]")
+_BATCH = answered("vector_stores.VectorStoreFileBatch")
 
 router = keyed_router("vector_stores", "vector_stores", prefix="/v1/vector_stores")
 
@@ -220,7 +220,7 @@ async def create_store(asked: StoreRequest, library: LibraryDep, caller: Caller)
     return answer(store_object(store))
 
 
-@router.get("", responses=official("SyncCursorPage[VectorStore]"))
+@router.get("", responses=answered("SyncCursorPage[VectorStore]"))
 async def list_stores(query: Annotated[PageQuery, Query()], library: LibraryDep, caller: Caller) -> Response:
     """List the vector stores of this key."""
     stores, more = await to_thread(library.stores.page, caller.key, query.paging)
@@ -241,14 +241,14 @@ async def modify_store(store_id: str, asked: StoreFields, library: LibraryDep, c
     return answer(store_object(store))
 
 
-@router.delete("/{store_id}", responses=official("VectorStoreDeleted"))
+@router.delete("/{store_id}", responses=answered("VectorStoreDeleted"))
 async def delete_store(store_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Delete a vector store; its files stay."""
     await to_thread(library.stores.delete, caller.key, store_id)
     return answer({"id": store_id, "object": "vector_store.deleted", "deleted": True})
 
 
-@router.post("/{store_id}/search", responses=official("SyncPage[VectorStoreSearchResponse]"))
+@router.post("/{store_id}/search", responses=answered("SyncPage[VectorStoreSearchResponse]"))
 async def search_store(
     store_id: str, asked: SearchRequest, library: LibraryDep, service: ServiceDep, caller: Caller
 ) -> Response:
@@ -323,14 +323,14 @@ async def modify_file(store_id: str, file_id: str, asked: FileRequest, library: 
     return answer(file_object(file))
 
 
-@router.delete("/{store_id}/files/{file_id}", responses=official("vector_stores.VectorStoreFileDeleted"))
+@router.delete("/{store_id}/files/{file_id}", responses=answered("vector_stores.VectorStoreFileDeleted"))
 async def detach_file(store_id: str, file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Take a file out of a vector store."""
     await to_thread(library.stores.detach, caller.key, store_id, file_id)
     return answer({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
 
 
-@router.get("/{store_id}/files/{file_id}/content", responses=official("SyncPage[vector_stores.FileContentResponse]"))
+@router.get("/{store_id}/files/{file_id}/content", responses=answered("SyncPage[vector_stores.FileContentResponse]"))
 async def show_text(store_id: str, file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Give the text that was read of a file."""
     text = await to_thread(library.text, caller.key, store_id, file_id)

@@ -21,21 +21,19 @@ from paceline.api.generation.schema import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
 from paceline.api.http.pagination import FilesQuery, answer, listing
 from paceline.api.http.routing import Caller, of_app
-from paceline.api.openapi import form, keyed_router, official
+from paceline.api.openapi import answered, form, keyed_router
 from paceline.api.vector_stores.search import LibraryDep
 from paceline.errors import RequestError
 from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Library
 from paceline.runtime.turnstile import Turnstile
 
-# Uploads in turns of their owners: many files of one that arrive at once hold up no other's.
-#
+
+# ---- uploads in turns of their owners: many files of one that arrive at once hold up no other's ----------------------
 # In a turn of the event loop one part of one body is handled for each owner whose parts have come, so that an owner's
 # share of the loop is that of others however many bodies it sends; its connections wait meanwhile, by flow control.
 # And of each owner one upload at a time is brought to the disk, which may take as long as the disk likes, so that
 # threads are left for others. Not handled: what several owners take of one disk together.
-
-
 class UploadTurns:
     """Belongs to one event loop."""
 
@@ -72,7 +70,7 @@ Turns = Annotated[UploadTurns, of_app("upload_turns")]
 Stored = Annotated[StoredFile, Depends(_stored)]
 
 
-@router.post("", responses=official("FileObject"), openapi_extra=form(FileForm))
+@router.post("", responses=answered("FileObject"), openapi_extra=form(FileForm))
 async def create_file(request: Request, library: LibraryDep, caller: Caller, turns: Turns) -> Response:
     """Upload a file."""
     arrival = await asyncio.to_thread(library.uploads.receive, caller.key, least_bytes(request))
@@ -95,14 +93,14 @@ async def _received(library: Library, arrival: Arrival, request: Request, turns:
             return await asyncio.to_thread(library.uploads.keep, arrival, upload.name, purpose)
 
 
-@router.get("", responses=official("SyncCursorPage[FileObject]"))
+@router.get("", responses=answered("SyncCursorPage[FileObject]"))
 async def list_files(query: Annotated[FilesQuery, Query()], library: LibraryDep, caller: Caller) -> Response:
     """List the files of this key."""
     files, more = await asyncio.to_thread(library.uploads.page, caller.key, query.paging, query.purpose)
     return listing([_object(file) for file in files], more)
 
 
-@router.get("/{file_id}", responses=official("FileObject"))
+@router.get("/{file_id}", responses=answered("FileObject"))
 async def show_file(stored: Stored) -> Response:
     """Describe a file."""
     return answer(_object(stored))
@@ -145,7 +143,7 @@ async def _opened(library: Library, stored: StoredFile) -> Response:
     return StreamingResponse(pieces(), media_type=_BYTES, headers=headers)
 
 
-@router.delete("/{file_id}", responses=official("FileDeleted"))
+@router.delete("/{file_id}", responses=answered("FileDeleted"))
 async def delete_file(file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Delete a file, and what vector stores hold of it."""
     await asyncio.to_thread(library.delete_file, caller.key, file_id)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from paceline.api.generation import streaming
 from paceline.api.generation.streaming import EventStream
+from paceline.api.http import body
 from paceline.api.http.body import ClientGoneError
 from tests.api.conftest import BODY
 from tests.api.scripted import WAIT
@@ -25,7 +25,7 @@ def test_a_stream_says_nothing_of_its_connection(http: httpx.Client) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("unread", range(3), ids=["the headers", "a piece", "the end"])
 async def test_a_client_that_reads_no_more_counts_as_gone(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "READ_S", 0.02)
+    monkeypatch.setattr(body, "READ_S", 0.02)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
