@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, PlainValidator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import LOGPROB_FLOOR, Json, optional, report, summary, usage, usage_so_far
+from paceline.api.chat.output import LOGPROB_FLOOR, optional, report, summary, usage, usage_so_far
 from paceline.api.generation.attachments import PromptRoute
 from paceline.api.generation.request import (
     Input,
@@ -35,7 +35,7 @@ from paceline.api.generation.request import (
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import AnswerWriter, sent
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import while_connected
+from paceline.api.http.body import Json, while_connected
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import answered, keyed_router

@@ -16,9 +16,9 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Path, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from paceline.api.http.body import Schema
+from paceline.api.http.body import QuerySchema
 from paceline.api.http.routing import Caller, ServiceDep
 from paceline.api.openapi import keyed_router
 from paceline.api.vector_stores.search import LibraryDep
@@ -88,11 +88,7 @@ class DocumentsBody(BaseModel):
     data: list[ShownDocument]
 
 
-class DocumentsQuery(Schema):
-    """Query of the list. Not strict about types: a query string has none."""
-
-    model_config = ConfigDict(strict=False)
-
+class DocumentsQuery(QuerySchema):
     limit: Annotated[int, Field(ge=1, le=MAX_SHOWN)] = MAX_SHOWN
 
 

@@ -18,12 +18,12 @@ from paceline.api.anthropic.request import (
     TokenCount,
     chat_body,
 )
-from paceline.api.chat.output import Json, admit_chat, annotations_of, optional, summary
+from paceline.api.chat.output import admit_chat, annotations_of, optional, summary
 from paceline.api.chat.request import ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import AnswerReader, TextOutput, Thought, ToolCallArguments, ToolCallStart, arguments_of
 from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.streaming import AnswerWriter, sent, sse_named
-from paceline.api.http.body import encode_json, parse
+from paceline.api.http.body import Json, encode_json, parse
 from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.routing import Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.observation import request_id

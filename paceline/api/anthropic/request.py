@@ -28,7 +28,7 @@ from paceline.api.generation.schema import (
     required,
     unreadable,
 )
-from paceline.api.http.body import Schema
+from paceline.api.http.body import Json, Schema
 from paceline.errors import RequestError
 
 # ---- bodies, with Anthropic's names and ranges ----------------------------------------------------------------------
@@ -192,8 +192,6 @@ class MessageEvent(BaseModel):
 class TokenCount(BaseModel):
     input_tokens: int
 
-
-Json = dict[str, object]
 
 _DROPPED = ("redacted_thinking", "fallback")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}

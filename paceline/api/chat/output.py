@@ -19,7 +19,7 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.request import prepare_all
 from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import AnswerWriter, sent
-from paceline.api.http.body import while_connected
+from paceline.api.http.body import Json, while_connected
 from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import answered, keyed_router
@@ -39,8 +39,6 @@ from paceline.runtime.service import (
     TokenLogprob,
 )
 from paceline.strategies.base import Side
-
-Json = dict[str, object]
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 
 from paceline.api.generation.schema import required, unreadable
-from paceline.api.http.body import MAX_BODY, decode_object, read_body, while_connected
+from paceline.api.http.body import MAX_BODY, Json, decode_object, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.routing import Route
 from paceline.errors import DocumentError, ParserLost, RequestError
@@ -33,7 +33,6 @@ MAX_BODY_WITH_FILES = 8 * MAX_BODY  # bytes, of which all but the files may be M
 MAX_FILES = 32  # in one request
 MAX_TEXT = 2 << 20  # characters of all of them
 
-Json = dict[str, object]
 
 _FILES = ("file", "input_file", "document")
 _IMAGES = ("image", "image_url", "input_image")

@@ -30,13 +30,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.request import close_all
-from paceline.api.http.body import BrokenOffError, ClientGoneError, encode_json, send_in_time, while_connected
+from paceline.api.http.body import BrokenOffError, ClientGoneError, Json, encode_json, send_in_time, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
-
-Json = dict[str, object]
 
 # ---- server-sent events ---------------------------------------------------------------------------------------------
 # As OpenAI's clients read them (WHATWG HTML, 9.2): no ids, event names in `/v1/responses` only. Clients ignore

@@ -31,6 +31,7 @@ MAX_BODY = 1_048_576  # bytes
 BODY_TIMEOUT = 60.0  # s for a whole body
 READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
+Json = dict[str, object]
 T = TypeVar("T")
 
 
@@ -310,6 +311,12 @@ class Schema(BaseModel):
         if isinstance(value, dict):
             return {key: item for key, item in value.items() if item is not None}
         return value
+
+
+class QuerySchema(Schema):
+    """A query. Not strict about types: a query string has none."""
+
+    model_config = ConfigDict(strict=False)
 
 
 S = TypeVar("S", bound=Schema)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 
-from paceline.api.http.body import Schema, encode_json
+from paceline.api.http.body import QuerySchema, encode_json
 from paceline.errors import RequestError
 from paceline.rag.store.files import Paging
 from paceline.rag.store.vector_stores import Status
@@ -16,10 +16,8 @@ from paceline.rag.store.vector_stores import Status
 Cursor = Annotated[str, Field(max_length=512)]  # an id, which clients may have given an item
 
 
-class PageQuery(Schema):
-    """Query of a list. Not strict about types: a query string has none."""
-
-    model_config = ConfigDict(strict=False)
+class PageQuery(QuerySchema):
+    """Query of a list."""
 
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     order: Literal["asc", "desc"] = "desc"
@@ -68,3 +66,7 @@ def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
 
 def answer(value: Mapping[str, object], status: int = 200) -> Response:
     return Response(encode_json(value), status_code=status, media_type="application/json")
+
+
+def deleted(id: str, kind: str) -> Response:
+    return answer({"id": id, "object": kind, "deleted": True})

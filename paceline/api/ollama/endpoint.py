@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from paceline import __version__
-from paceline.api.chat.output import Choice, Json, admit_chat, logprob_items, optional, summary
+from paceline.api.chat.output import Choice, admit_chat, logprob_items, optional, summary
 from paceline.api.chat.request import ChatRequest, ToolUse, chat_call
 from paceline.api.chat.tools import TextOutput, Thought, arguments_of
 from paceline.api.completions import CompletionRequest, begin, completion_call
@@ -22,7 +22,7 @@ from paceline.api.generation.attachments import AnswerRoute
 from paceline.api.generation.schema import required
 from paceline.api.generation.streaming import SSE_HEADERS, AnswerWriter, sent
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import encode_json, parse, while_connected
+from paceline.api.http.body import Json, encode_json, parse, while_connected
 from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.pagination import answer
 from paceline.api.http.routing import Caller, LargeRoute, ServiceDep, Settings, SettingsDep

@@ -22,7 +22,7 @@ from paceline.api.generation.schema import (
     Temperature,
     unsupported,
 )
-from paceline.api.http.body import Schema
+from paceline.api.http.body import Json, Schema
 
 # ---- bodies below `/api`, with Ollama's names -----------------------------------------------------------------------
 # Unknown fields and options are ignored, as Ollama does. docs/api.md lists all fields. Source: docs/api.md of Ollama
@@ -199,9 +199,6 @@ class Shown(BaseModel):
 class Release(BaseModel):
     version: str
     paceline: str
-
-
-Json = dict[str, object]
 
 
 def model_name(name: str) -> str:

@@ -20,11 +20,11 @@ from paceline.api.chat.tools import AnswerReader
 from paceline.api.generation.request import must_load, prepare_all
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
-from paceline.api.http.body import MAX_BODY, encode_json, parse
+from paceline.api.http.body import MAX_BODY, Json, encode_json, parse
 from paceline.api.http.errors import failure_of
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.responses.conversations import Conversations
-from paceline.api.responses.events import Json, ResponseEvents, Search
+from paceline.api.responses.events import ResponseEvents, Search
 from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
 from paceline.api.responses.replay import Unsaid, close_interrupted, replay
 from paceline.api.responses.request import (
@@ -102,11 +102,8 @@ def _missing(response: str) -> RequestError:
     return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
 
 
-# The conversation a response continues: earlier turns, truncated where `truncation` is `auto`.
-#
+# ---- the conversation that a response continues: earlier turns, truncated where `truncation` is `auto` ---------------
 # A chain of responses may be longer than any request; it is read no further than a request may be long.
-
-
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
@@ -230,10 +227,8 @@ async def _fits(service: Service, request: GenerateRequest) -> bool:
     return True
 
 
-# Responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the same
-# text comes again; what has been told of it is not told again (`replay.Unsaid`).
-
-
+# ---- responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the
+# same text comes again; what has been told of it is not told again (`replay.Unsaid`)
 DEVICE_S = 5.0  # for the device of such a response to be linked again
 BUSY_S = 1.0  # until it is tried again, where there is no room for it
 
@@ -347,33 +342,29 @@ class Continuing:
         task.add_done_callback(self._tasks.discard)
 
     async def _go_on(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> None:
-        while await self._waits(record, live, rows):
-            await asyncio.sleep(BUSY_S)
-            if self._responses.log.fleet is not None:
-                return self._responses.log.abandon(live)  # for any server with room, this one too
-
-    async def _waits(self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow]) -> bool:
-        """Begin it again. True where there is no room for it now."""
         log = self._responses.log
-        try:
-            again = json.loads(record.request)["again"]
-            if await self._joined(again["device"]):
-                await self._start(record, live, rows, again)
-            else:
-                await log.hand_over(live, again["device"])
-        except RequestError as error:
-            if error.status in (429, 503):
+        while True:
+            try:
+                again = json.loads(record.request)["again"]
+                if await self._joined(again["device"]):
+                    return await self._start(record, live, rows, again)
+                return await log.hand_over(live, again["device"])
+            except RequestError as error:
+                if error.status not in (429, 503):
+                    _log.error("%s cannot be continued here: %s", record.id, error)
+                    await log.fail(live, failure_of(error))
+                    return
+                _log.warning("%s waits: %s", record.id, error)  # for room
+            except StorageError as error:
                 _log.warning("%s waits: %s", record.id, error)
-                return True
-            _log.error("%s cannot be continued here: %s", record.id, error)
-            await log.fail(live, failure_of(error))
-        except StorageError as error:
-            _log.warning("%s waits: %s", record.id, error)
-            log.abandon(live)  # until the database is there again
-        except Exception:
-            _log.exception("%s could not be continued", record.id)
-            await log.fail(live, DIVERGED)
-        return False
+                return log.abandon(live)  # until the database is there again
+            except Exception:
+                _log.exception("%s could not be continued", record.id)
+                await log.fail(live, DIVERGED)
+                return
+            await asyncio.sleep(BUSY_S)
+            if log.fleet is not None:
+                return log.abandon(live)  # for any server with room, this one too
 
     async def _start(
         self, record: ResponseRecord, live: LiveEvents, rows: list[EventRow], again: dict[str, Any]

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import Query
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response
 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import Metadata
-from paceline.api.http.body import Schema, encode_json
-from paceline.api.http.pagination import PageQuery, answer, listing, page_of
+from paceline.api.http.body import Json, Schema, encode_json
+from paceline.api.http.pagination import PageQuery, answer, deleted, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.log import EventLog
-from paceline.api.responses.request import InputItem, Json, input_items, new_id
+from paceline.api.responses.request import InputItem, input_items, new_id
 from paceline.api.responses.store import ResponseRecord
 from paceline.errors import RequestError
 
@@ -44,32 +44,6 @@ class MetadataRequest(Schema):
 
 class ItemsRequest(Schema):
     items: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]
-
-
-class DeletedConversation(BaseModel):
-    id: str
-    object: str = "conversation.deleted"
-    deleted: bool = True
-
-
-class Changed(BaseModel):
-    updated_at: float  # s since 1970
-
-
-class ListedConversation(BaseModel):
-    id: str
-    object: str
-    created_at: int
-    metadata: Metadata
-    paceline: Changed
-
-
-class ConversationList(BaseModel):
-    object: str
-    data: list[ListedConversation]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class Conversations:
@@ -160,7 +134,7 @@ async def create_conversation(asked: ConversationRequest, kept: Kept, caller: Ca
     return answer(await kept.create(new_id("conv"), caller.key, asked.metadata, items))
 
 
-@router.get("", responses=answered(ConversationList))
+@router.get("", responses=answered("SyncCursorPage[conversations.Conversation]"))
 async def list_conversations(query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller) -> Response:
     """List this key's conversations by their last change. OpenAI has no such list."""
     return listing(*await kept.page(caller.key, query))
@@ -178,14 +152,12 @@ async def update_conversation(conversation_id: str, asked: MetadataRequest, kept
     return answer(await kept.update(conversation_id, caller.key, asked.metadata))
 
 
-@router.delete("/{conversation_id}")
-async def delete_conversation(
-    conversation_id: str, kept: Kept, caller: Caller, service: ServiceDep
-) -> DeletedConversation:
+@router.delete("/{conversation_id}", responses=answered("conversations.ConversationDeletedResource"))
+async def delete_conversation(conversation_id: str, kept: Kept, caller: Caller, service: ServiceDep) -> Response:
     """Delete a conversation and its items, and what answers of its key have taught look-up tables."""
     await kept.delete(conversation_id, caller.key)
     await service.forget_answers(caller.key)
-    return DeletedConversation(id=conversation_id)
+    return deleted(conversation_id, "conversation.deleted")
 
 
 @router.get("/{conversation_id}/items", responses=_ITEMS)

@@ -20,14 +20,13 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.streaming import EventStream, HeldOpen, sse_named
-from paceline.api.http.body import encode_json, while_connected
+from paceline.api.http.body import Json, encode_json, while_connected
 from paceline.api.http.errors import failure_of
 from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.models import switch_of
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, proof_of, turn_of
-from paceline.api.responses.events import Json
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import (
     DeletedResponse,

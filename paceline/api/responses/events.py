@@ -14,6 +14,7 @@ from typing import Literal
 
 from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
 from paceline.api.chat.tools import AnswerReader, Said, TextOutput, Thought, ToolCallArguments, ToolCallStart
+from paceline.api.http.body import Json
 from paceline.api.http.errors import Failure
 from paceline.api.http.routing import NO_ADDRESSES, Addresses
 from paceline.rag.store.files import FILE_PREFIX
@@ -21,7 +22,6 @@ from paceline.rag.store.vector_stores import AttributesOf
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 from paceline.strategies.base import Side
 
-Json = dict[str, object]
 Event = tuple[str, Json]  # its type and its body, sequence number included
 ItemType = Literal["message", "function_call", "reasoning"]
 ItemStatus = Literal["completed", "incomplete"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from paceline.api.chat.request import MAX_MESSAGES, Part, Role
 from paceline.api.generation.schema import (
@@ -31,7 +31,7 @@ from paceline.api.generation.schema import (
     required,
     unreadable,
 )
-from paceline.api.http.body import Schema
+from paceline.api.http.body import Json, QuerySchema, Schema
 from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
@@ -40,7 +40,6 @@ from paceline.runtime.service import AnswerProof
 # ---- bodies, with OpenAI's names and ranges -------------------------------------------------------------------------
 # Tools of an unknown type are skipped, since clients send the tools of other hosts too; input items of an unknown type
 # are refused by name, since the answer would lack their content. Source: openai-openapi 2.3.0, CreateResponse.
-Json = dict[str, object]
 MAX_ID = 512  # characters
 
 Include = Literal[
@@ -180,11 +179,7 @@ class ResponseRequest(FormFields):
         return self
 
 
-class RetrieveQuery(Schema):
-    """Query of a retrieval. Not strict about types: a query string has none."""
-
-    model_config = ConfigDict(strict=False)
-
+class RetrieveQuery(QuerySchema):
     stream: bool = False
     starting_after: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # the sequence number received last
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 from paceline.api.generation.streaming import GenerationFanIn
 from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.body import encode_json
+from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.events import Event, Json, ResponseEvents
+from paceline.api.responses.events import Event, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.replay import DivergedError, Unsaid, goes_on, kept_items, stored_form
 from paceline.api.responses.request import ResponseRequest

@@ -16,8 +16,8 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from paceline.api.generation.schema import MAX_METADATA, required, unsupported
-from paceline.api.http.body import Schema
-from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, listing
+from paceline.api.http.body import Json, Schema
+from paceline.api.http.pagination import AttachedQuery, PageQuery, answer, deleted, listing
 from paceline.api.http.routing import Caller, ServiceDep
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.vector_stores.search import (
@@ -39,7 +39,6 @@ from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, V
 
 # ---- bodies of requests ---------------------------------------------------------------------------------------------
 # Source: openai-openapi 2.3.0, CreateVectorStoreRequest, VectorStoreFileObject and their like.
-Json = dict[str, object]
 
 MAX_FILES = 500  # in one request
 Name = Annotated[str, Field(max_length=256)]
@@ -245,7 +244,7 @@ async def modify_store(store_id: str, asked: StoreFields, library: LibraryDep, c
 async def delete_store(store_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Delete a vector store; its files stay."""
     await to_thread(library.stores.delete, caller.key, store_id)
-    return answer({"id": store_id, "object": "vector_store.deleted", "deleted": True})
+    return deleted(store_id, "vector_store.deleted")
 
 
 @router.post("/{store_id}/search", responses=answered("SyncPage[VectorStoreSearchResponse]"))
@@ -327,7 +326,7 @@ async def modify_file(store_id: str, file_id: str, asked: FileRequest, library: 
 async def detach_file(store_id: str, file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Take a file out of a vector store."""
     await to_thread(library.stores.detach, caller.key, store_id, file_id)
-    return answer({"id": file_id, "object": "vector_store.file.deleted", "deleted": True})
+    return deleted(file_id, "vector_store.file.deleted")
 
 
 @router.get("/{store_id}/files/{file_id}/content", responses=answered("SyncPage[vector_stores.FileContentResponse]"))

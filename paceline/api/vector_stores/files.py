@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 
 from paceline.api.generation.schema import required, unsupported
 from paceline.api.http.body import Schema, least_bytes, read_upload
-from paceline.api.http.pagination import FilesQuery, answer, listing
+from paceline.api.http.pagination import FilesQuery, answer, deleted, listing
 from paceline.api.http.routing import Caller, of_app
 from paceline.api.openapi import answered, form, keyed_router
 from paceline.api.vector_stores.search import LibraryDep
@@ -147,7 +147,7 @@ async def _opened(library: Library, stored: StoredFile) -> Response:
 async def delete_file(file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Delete a file, and what vector stores hold of it."""
     await asyncio.to_thread(library.delete_file, caller.key, file_id)
-    return answer({"id": file_id, "object": "file", "deleted": True})
+    return deleted(file_id, "file")
 
 
 def _object(file: StoredFile) -> dict[str, object]:

@@ -60,7 +60,7 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
     stats = {"drafted": 5, "accepted": 2, "cached_tokens": 7, "sent_web_query_bytes": 11}
     handoff = Handoff("cloud", 12, 0.5, 0.25, 12, 0.125)
     watch.took(result(stats=stats, degraded="cloud_lost", energy={"device": use}, handoff=handoff))
-    watch.left()  # after the end: nothing more
+    watch.ended("left")  # after the end: nothing more
     assert counted(observer, "tokens_total", strategy="aggregate", lane="device") == 1
     assert counted(observer, "tokens_total", strategy="aggregate", lane="cloud") == 3
     assert counted(observer, "finished_answers_total", strategy="aggregate", outcome="stop") == 1
@@ -83,8 +83,8 @@ def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer:
 def test_an_answer_that_fails_or_is_left_counts_as_such(observer: Observer) -> None:
     failing, leaving = observer.answer({}), observer.answer({})
     failing.took(TextDelta("a", 1))
-    failing.failed()
-    leaving.left()
+    failing.ended("failed")
+    leaving.ended("left")
     assert counted(observer, "finished_answers_total", strategy="", outcome="failed") == 1
     assert counted(observer, "finished_answers_total", strategy="", outcome="left") == 1
     assert counted(observer, "tokens_total", strategy="", lane="none") == 1
