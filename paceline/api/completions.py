@@ -273,7 +273,7 @@ class CompletionWriter(AnswerWriter):
 
     def _chunk(self, index: int, text: str, new: Sequence[Entry], done: GenerationResult | None = None) -> Json:
         choice = self._choice(index, text, new or None, done)
-        so_far = usage_so_far(self._asked, self._prompt_tokens, sum(each.tokens for each in self._choices))
+        so_far = usage_so_far(self._asked, self._prompt_tokens, (each.tokens for each in self._choices))
         return self._frame() | {"choices": [choice]} | so_far
 
     def _choice(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from starlette.requests import Request
@@ -214,7 +214,7 @@ class ChatWriter(AnswerWriter):
             "logprobs": {"content": logprobs, "refusal": None} if logprobs else None,
             "finish_reason": reason,
         }
-        so_far = usage_so_far(self._asked, self._prompt_tokens, sum(choice.tokens for choice in self._choices))
+        so_far = usage_so_far(self._asked, self._prompt_tokens, (each.tokens for each in self._choices))
         chunk = self._frame("chat.completion.chunk") | {"choices": [choice]}
         return chunk | so_far | optional("paceline", extension)
 
@@ -256,12 +256,12 @@ def usage(dones: Sequence[GenerationResult]) -> Json:
     }
 
 
-def usage_so_far(asked: SamplingFields, prompt: int, written: int) -> Json:
-    """The field `usage` of an event before the end: null, or the tokens so far."""
+def usage_so_far(asked: SamplingFields, prompt: int, tokens: Iterable[int]) -> Json:
+    """The field `usage` of an event before the end: null, or the tokens so far. tokens: of each choice."""
     if not asked.running_usage:
         return {"usage": None} if asked.include_usage else {}
-    tokens = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
-    return {"usage": tokens}
+    written = sum(tokens)
+    return {"usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}}
 
 
 def _total(dones: Sequence[GenerationResult], name: str) -> int:

@@ -130,6 +130,10 @@ _TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (
 _BEGIN_AGAIN = "UPDATE responses SET epoch = epoch + 1 WHERE id = ? AND epoch <= ?"
 MAX_AGAIN = 3  # times that a response is begun again: more often it may be what ends the program
 _HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ? AND epoch = ? AND NOT ended"
+_DROP = """DELETE FROM events WHERE response = ? AND sequence <= (SELECT max(sequence) FROM (SELECT sequence,
+    sum(length(data)) OVER (ORDER BY sequence DESC) AS size FROM events WHERE response = ?) AS sizes WHERE size > ?)"""
+_SIZES = """SELECT bytes, length(request) + (SELECT coalesce(sum(length(data)), 0) FROM events WHERE response = id)
+    FROM responses WHERE id = ?"""
 _RELEASE = "UPDATE responses SET holder = '' WHERE holder = ? AND NOT ended AND id <> ALL(?)"
 _log = logging.getLogger("paceline.api")
 
@@ -287,51 +291,35 @@ class ConversationRows:
 
     def add(self, conversation: str, items: Sequence[bytes], now: float) -> int:
         """Add items in the caller's transaction, and drop the oldest beyond MAX_CONVERSATION. Nothing if it is gone."""
-        self._rows.connection.execute("UPDATE responses SET created = ? WHERE id = ?", (now, conversation))  # locks it
-        found = self._rows.connection.execute(
-            "SELECT (SELECT max(sequence) FROM events WHERE response = id) FROM responses WHERE id = ?", (conversation,)
-        ).fetchone()
+        execute = self._rows.connection.execute
+        execute("UPDATE responses SET created = ? WHERE id = ?", (now, conversation))  # locks it
+        last = "SELECT (SELECT max(sequence) FROM events WHERE response = id) FROM responses WHERE id = ?"
+        found = execute(last, (conversation,)).fetchone()
         if found is None:
             return 0
         first = 0 if found[0] is None else found[0] + 1
         self._rows.add([(conversation, first + index, _ITEM, item) for index, item in enumerate(items)])
-        sizes = self._rows.connection.execute(
-            "SELECT sequence, length(data) FROM events WHERE response = ? ORDER BY sequence DESC", (conversation,)
-        ).fetchall()
-        total = 0
-        for number, size in sizes:
-            total += size
-            if total > MAX_CONVERSATION:
-                self._rows.connection.execute(
-                    "DELETE FROM events WHERE response = ? AND sequence <= ?", (conversation, number)
-                )
-                break
+        execute(_DROP, (conversation, conversation, MAX_CONVERSATION))
         return self._changed(conversation, now)
 
     def remove(self, conversation: str, number: int, now: float) -> int:
         """Remove an item, and overwrite its page in the file."""
         with self._rows.readable_errors():
             with self._rows.changing():
-                self._rows.connection.execute(
-                    "DELETE FROM events WHERE response = ? AND sequence = ?", (conversation, number)
-                )
+                one = "DELETE FROM events WHERE response = ? AND sequence = ?"
+                self._rows.connection.execute(one, (conversation, number))
                 grown = self._changed(conversation, now)
             self._rows.connection.overwrite()
         return grown
 
     def _changed(self, conversation: str, now: float) -> int:
         """Bring its time and size up to date; 0 if it is gone meanwhile."""
-        sizes = self._rows.connection.execute(
-            "SELECT bytes, length(request) + "
-            "(SELECT coalesce(sum(length(data)), 0) FROM events WHERE response = id) FROM responses WHERE id = ?",
-            (conversation,),
-        ).fetchone()
+        execute = self._rows.connection.execute
+        sizes = execute(_SIZES, (conversation,)).fetchone()
         if sizes is None:
             return 0
         before, after = sizes
-        self._rows.connection.execute(
-            "UPDATE responses SET created = ?, bytes = ? WHERE id = ?", (now, after, conversation)
-        )
+        execute("UPDATE responses SET created = ?, bytes = ? WHERE id = ?", (now, after, conversation))
         return int(after - before)
 
 
@@ -493,7 +481,7 @@ class EventStore:
     def delete(self, response: str) -> None:
         """Delete a response with its events and its key, and overwrite their pages in the file."""
         with self._rows.readable_errors():
-            self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
+            self._delete([response])
             self._overwrite()
 
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
