@@ -37,8 +37,8 @@ from paceline.api.ollama import endpoint as ollama
 from paceline.api.page import endpoint as page
 from paceline.api.responses import conversations
 from paceline.api.responses import endpoint as responses
-from paceline.api.responses.begun import Responses
 from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
+from paceline.api.responses.runs import Responses
 from paceline.api.vector_stores import endpoint as vector_stores
 from paceline.api.vector_stores import files
 from paceline.runtime.service import Service

@@ -70,6 +70,7 @@ class GenerationFanIn:
     def __init__(self, generations: Sequence[Generation], watches: Sequence[AnswerWatch]) -> None:
         """watches: of each generation."""
         self._waiting = dict(enumerate(generations))  # not yet running
+        self._running = len(generations)
         self._watches = watches
         self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
         self._readers: list[asyncio.Task[None]] = []
@@ -99,7 +100,17 @@ class GenerationFanIn:
             return None
         if isinstance(event, Exception):
             raise event
+        self._running -= isinstance(event, GenerationResult)
         return index, event
+
+    async def all(self, first: tuple[int, GenerateEvent] | None = None) -> AsyncIterator[tuple[int, GenerateEvent]]:
+        """`first`, which has been taken already, and the events that are left."""
+        if first is not None:
+            yield first
+        while self._running:
+            event = await self.next()
+            assert event is not None, "there is no timeout"
+            yield event
 
     async def _read(self, index: int) -> None:
         events, watch = self._waiting.pop(index).run(), self._watches[index]
@@ -284,12 +295,8 @@ class JsonAnswer(HeldOpen):
             await super().__call__(scope, receive, send)
 
     async def _gather(self) -> bytes:
-        running = len(self._generations)
-        while running:
-            event = await self._events.next()
-            if event is not None:
-                self._writer.take(*event)
-                running -= isinstance(event[1], GenerationResult)
+        async for index, event in self._events.all():
+            self._writer.take(index, event)
         return encode_json(self._writer.whole())
 
 
@@ -337,21 +344,17 @@ class StreamedAnswer(EventStream):
             self.body_iterator = self._pieces(events, first)
             await super().__call__(scope, receive, send)
 
-    async def _pieces(self, events: GenerationFanIn, event: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
-        writer, running = self._writer, len(self._generations)
+    async def _pieces(self, events: GenerationFanIn, first: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
+        writer = self._writer
 
         def framed(pieces: Sequence[Json]) -> bytes:
             return b"".join(map(writer.framed, pieces))
 
         try:
             yield framed(writer.begin())
-            while running:
-                event = event or await events.next()
-                assert event is not None, "waited for"
-                running -= isinstance(event[1], GenerationResult)
-                if pieces := writer.take(*event):
+            async for index, event in events.all(first):
+                if pieces := writer.take(index, event):
                     yield framed(pieces)
-                event = None
             yield framed(writer.end()) + writer.last
         except Exception as error:
             if not isinstance(error, PacelineError):

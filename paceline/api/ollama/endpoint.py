@@ -47,7 +47,7 @@ from paceline.api.ollama.request import (
 from paceline.api.openapi import answered, keyed_router
 from paceline.engine.base import ModelInfo
 from paceline.errors import RequestError
-from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateEvent, Generation, GenerationResult, Service
+from paceline.runtime.service import EmbedderInfo, Embeddings, GenerateEvent, GenerationResult, Service
 
 
 class OllamaError(BaseModel):
@@ -178,7 +178,8 @@ async def _answer(
         raise RequestError(f"{asked.model!r} does not support thinking.", code="unsupported_parameter", param="think")
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
-    return _sent(asked, request, settings, call.tools, generations)
+    writer = LineWriter(asked, call.tools, request.state.began)
+    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
 
 
 async def _continue(
@@ -194,17 +195,7 @@ async def _continue(
     call = completion_call(parse(CompletionRequest, raw_body(asked)), service, caller)
     request.state.model = call.model.name  # for the log
     _, generations = await while_connected(request.receive, begin(service, call))
-    return _sent(asked, request, settings, None, generations)
-
-
-def _sent(
-    asked: ChatBody | GenerateBody,
-    request: Request,
-    settings: Settings,
-    tools: ToolUse | None,
-    generations: Sequence[Generation],
-) -> Response:
-    writer = LineWriter(asked, tools, request.scope["state"]["began"])
+    writer = LineWriter(asked, None, request.state.began)
     return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
 
 

@@ -18,15 +18,13 @@ from paceline.api.chat.output import summary
 from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import AnswerReader
 from paceline.api.generation.request import must_load, prepare_all
-from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, Json, encode_json, parse
 from paceline.api.http.errors import failure_of
 from paceline.api.http.routing import Addresses, Settings
-from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import ResponseEvents, Search
 from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
-from paceline.api.responses.replay import Unsaid, close_interrupted, replay
+from paceline.api.responses.replay import Unsaid, close_interrupted
 from paceline.api.responses.request import (
     ResponseRequest,
     as_written,
@@ -35,73 +33,13 @@ from paceline.api.responses.request import (
     new_id,
     search_of,
 )
-from paceline.api.responses.runs import DIVERGED, Runs
+from paceline.api.responses.runs import DIVERGED, PREFIX, Responses
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
 from paceline.errors import RequestError, StorageError
 from paceline.runtime.service import AnswerProof, GenerateRequest, Generation, GenerationResult, Joining, Service
 
 _log = logging.getLogger("paceline.api")
-PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
-
-
-class Responses:
-    """The responses of one application: those that are being written, and the log of all."""
-
-    def __init__(self, log: EventLog, admission: AdmissionControl) -> None:
-        self.log = log
-        self.conversations = Conversations(log)
-        self.runs = Runs(log, admission)
-
-    async def leave(self) -> None:
-        """Leave to other servers what nobody waits for here: this one drains."""
-        await self.runs.hand_over()
-        await self._release()
-
-    async def _release(self) -> None:
-        try:
-            await self.log.release()
-        except StorageError as error:  # the others wait for the end of this one's lease
-            _log.warning("what this server writes is not handed over: %s", error)
-
-    async def close(self) -> None:
-        """Interrupt running responses and write all their events: the server stops."""
-        await self.runs.close()
-        if self.log.fleet is not None:
-            await self._release()
-        await asyncio.to_thread(self.log.close)
-
-    async def find(self, response: str, owner: str, *, expired: bool = False) -> ResponseRecord:
-        """`expired`: also one that is too old. Raises RequestError (404) when there is none, or another key created
-        it."""
-        record = await self.log.find(response, expired=expired) if response.startswith(PREFIX) else None
-        if record is None or record.owner != owner:
-            raise _missing(response)
-        return record
-
-    async def now(self, response: str) -> Json:
-        """The current state of a response; failed if another process left it unfinished.
-
-        Raises RequestError (404) when it has been deleted meanwhile.
-        """
-        running = self.log.running(response) is not None or await self.log.elsewhere(response)  # asked first: if it
-        # ends meanwhile, the rows hold its end
-        last = await self.log.last(response)
-        if last is not None and last.type in ENDS:
-            return replay([last])
-        rows = await self.log.all(response)
-        if not rows:
-            first = self.runs.first(response)  # it has been created, and nothing is written yet
-            if first is None:
-                raise _missing(response)
-            return first
-        return replay(rows if running else [*rows, *close_interrupted(rows)])
-
-
-def _missing(response: str) -> RequestError:
-    return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")
-
-
 # ---- the conversation that a response continues: earlier turns, truncated where `truncation` is `auto` ---------------
 # A chain of responses may be longer than any request; it is read no further than a request may be long.
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
@@ -383,7 +321,7 @@ class Continuing:
         generation, call, events = await begun.prepared(items, unsaid.text)
         watch = state.observer.answer({"identity": caller, "model": call.requests[0].model})
         turn = turn_of(asked, given)
-        self._responses.runs.start(asked, record, turn, generation, watch, events, (live, unsaid))
+        self._responses.start(asked, record, turn, generation, watch, events, (live, unsaid))
 
     async def _joined(self, device: str | None) -> bool:
         """Wait until the device of a response is linked here, or elsewhere, which is False; or for too long."""

@@ -26,7 +26,7 @@ from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.models import switch_of
 from paceline.api.openapi import answered, keyed_router
-from paceline.api.responses.begun import AskedResponse, Responses, conversation_of, proof_of, turn_of
+from paceline.api.responses.begun import AskedResponse, conversation_of, proof_of, turn_of
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import (
     DeletedResponse,
@@ -37,7 +37,7 @@ from paceline.api.responses.request import (
     new_id,
     verification,
 )
-from paceline.api.responses.runs import Run, Runs
+from paceline.api.responses.runs import Responses, Run
 from paceline.api.responses.store import EventRow, ResponseRecord
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import AUTO
@@ -128,7 +128,7 @@ async def create_response(
     record = ResponseRecord(response_id, caller.key, now, asked.previous_response_id, encode_json(kept))
     watch = request.app.state.observer.answer(request.scope["state"])
     try:
-        run = responses.runs.start(asked, record, turn_of(asked, given), generation, watch, response_events)
+        run = responses.start(asked, record, turn_of(asked, given), generation, watch, response_events)
     except RequestError:
         await generation.aclose()  # it has not begun
         raise
@@ -136,17 +136,17 @@ async def create_response(
         await responses.log.wait_begun(run.live)
         return answer(response_events.first)
     if asked.stream:
-        cancel = None if asked.background else lambda: responses.runs.stop(response_id)
+        cancel = None if asked.background else lambda: responses.stop(response_id)
         return LoggedAnswer(responses.log, response_id, settings.keep_alive, on_gone=cancel)
-    return HeldOpen(lambda: _whole(responses.runs, run), settings.keep_alive)
+    return HeldOpen(lambda: _whole(responses, run), settings.keep_alive)
 
 
-async def _whole(runs: Runs, run: Run) -> bytes:
+async def _whole(responses: Responses, run: Run) -> bytes:
     """The response once it has ended. Cancels it when this is cancelled."""
     try:
-        final = await runs.ended(run)
+        final = await responses.ended(run)
     except BaseException:
-        await runs.stop(run.live.record.id)
+        await responses.stop(run.live.record.id)
         raise
     if run.failure is not None:
         raise run.failure
@@ -181,7 +181,7 @@ async def delete_response(
     record = await responses.find(response_id, caller.key, expired=True)
     if (passed := await _its_writer(request, responses, record.id)) is not None:
         return passed
-    await responses.runs.stop(record.id)
+    await responses.stop(record.id)
     live = responses.log.running(record.id)
     if live is not None:
         await responses.log.wait_committed(live)
@@ -197,7 +197,7 @@ async def cancel_response(record: Found, responses: ResponsesDep, request: Reque
         raise RequestError("Only a response in the background can be cancelled; close the others' connection.")
     if (passed := await _its_writer(request, responses, record.id)) is not None:
         return passed
-    await responses.runs.stop(record.id)
+    await responses.stop(record.id)
     return answer(await responses.now(record.id))
 
 

@@ -16,15 +16,25 @@ from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
+from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import Event, ResponseEvents
 from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.replay import DivergedError, Unsaid, goes_on, kept_items, stored_form
+from paceline.api.responses.replay import (
+    DivergedError,
+    Unsaid,
+    close_interrupted,
+    goes_on,
+    kept_items,
+    replay,
+    stored_form,
+)
 from paceline.api.responses.request import ResponseRequest
-from paceline.api.responses.store import ResponseRecord, Turn
+from paceline.api.responses.store import ENDS, ResponseRecord, Turn
 from paceline.core.fair import Shares
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.runtime.service import Generation, GenerationResult
 
+PREFIX = "resp_"  # of ids: conversations, which lie in the same log, have another
 MAX_BACKGROUND = 576  # background responses at once, of which one key may have 512 (`core.fair`)
 STOPPED = Failure(503, "The server was stopped before this response was finished.", "server_error")
 
@@ -56,11 +66,12 @@ class Run:
         return events if self.unsaid is None else self.unsaid.of(events)
 
 
-class Runs:
-    """All responses being written. Used on the event loop."""
+class Responses:
+    """The responses of one application: those that are being written, and the log of all. Used on the event loop."""
 
     def __init__(self, log: EventLog, admission: AdmissionControl) -> None:
-        self._log = log
+        self.log = log
+        self.conversations = Conversations(log)
         self._admission = admission
         self._runs: dict[str, Run] = {}
         self._background = Shares(MAX_BACKGROUND)  # of keys
@@ -92,7 +103,7 @@ class Runs:
                 type="rate_limit_error",
                 code="too_many_background_responses",
             )
-        live, unsaid = begun or (self._log.begin(record, stored=asked.store), None)
+        live, unsaid = begun or (self.log.begin(record, stored=asked.store), None)
         run = self._runs[record.id] = Run(
             live, response_events, turn, unsaid, is_unwatched=asked.background or begun is not None
         )
@@ -101,16 +112,35 @@ class Runs:
         run.task = asyncio.create_task(self._write(run, generation, watch, background=background))
         return run
 
-    def first(self, response: str) -> Json | None:
-        """The response before any text was written; None when it is not running."""
-        run = self._runs.get(response)
-        return None if run is None else run.response_events.first
+    async def find(self, response: str, owner: str, *, expired: bool = False) -> ResponseRecord:
+        """`expired`: also one that is too old. Raises RequestError (404) when there is none, or another key created
+        it."""
+        record = await self.log.find(response, expired=expired) if response.startswith(PREFIX) else None
+        if record is None or record.owner != owner:
+            raise _missing(response)
+        return record
+
+    async def now(self, response: str) -> Json:
+        """The current state of a response; failed if another process left it unfinished.
+
+        Raises RequestError (404) when it has been deleted meanwhile.
+        """
+        running = self.log.running(response) is not None or await self.log.elsewhere(response)  # asked first: if it
+        # ends meanwhile, the rows hold its end
+        last = await self.log.last(response)
+        if last is not None and last.type in ENDS:
+            return replay([last])
+        if rows := await self.log.all(response):
+            return replay(rows if running else [*rows, *close_interrupted(rows)])
+        if response not in self._runs:
+            raise _missing(response)
+        return self._runs[response].response_events.first  # it has been created, and nothing is written yet
 
     async def ended(self, run: Run) -> Json:
         """Wait until the response has ended and is committed. Raises PacelineError when it could not be written."""
         assert run.task is not None
         await asyncio.wait({run.task})
-        await self._log.wait_committed(run.live)
+        await self.log.wait_committed(run.live)
         assert run.final is not None, "the task has ended"
         return run.final
 
@@ -122,20 +152,30 @@ class Runs:
             await self.ended(run)
 
     async def close(self) -> None:
-        """Mark all running responses as failed: the server stops. Those that can go on elsewhere, or at the next start,
-        are left as they are."""
+        """Interrupt all running responses and write all their events: the server stops. They have failed then, but for
+        those that can go on elsewhere, or at the next start, which are left as they are."""
         for run in list(self._runs.values()):
-            lasts = self._log.fleet is not None or goes_on(run.live.record)
+            lasts = self.log.fleet is not None or goes_on(run.live.record)
             if lasts and run.live.stored and not run.live.closed:
-                self._log.abandon(run.live)
+                self.log.abandon(run.live)
             await self._interrupt(run)
+        if self.log.fleet is not None:
+            await self._release()
+        await asyncio.to_thread(self.log.close)
 
-    async def hand_over(self) -> None:
+    async def leave(self) -> None:
         """Leave to other servers what nobody waits for here: this one drains."""
-        left = [run for run in self._runs.values() if run.live.stored and not run.live.closed and run.is_unwatched]
-        for run in left:
-            self._log.abandon(run.live)
-            await self._interrupt(run)
+        for run in list(self._runs.values()):
+            if run.live.stored and not run.live.closed and run.is_unwatched:
+                self.log.abandon(run.live)
+                await self._interrupt(run)
+        await self._release()
+
+    async def _release(self) -> None:
+        try:
+            await self.log.release()
+        except StorageError as error:  # the others wait for the end of this one's lease
+            _log.warning("what this server writes is not handed over: %s", error)
 
     async def _interrupt(self, run: Run) -> None:
         await run.began.wait()
@@ -150,12 +190,10 @@ class Runs:
         try:
             async with GenerationFanIn([generation], [watch]) as fan_in:
                 await self._append(run, response_events.begin())
-                while run.final is None:
-                    received = await fan_in.next()
-                    assert received is not None, "there is no timeout"
-                    events = response_events.take(received[1])
-                    if isinstance(received[1], GenerationResult):
-                        self._finish(run, events, received[1])
+                async for _, event in fan_in.all():
+                    events = response_events.take(event)
+                    if isinstance(event, GenerationResult):
+                        self._finish(run, events, event)
                     else:
                         await self._append(run, events)
         except asyncio.CancelledError:
@@ -163,10 +201,10 @@ class Runs:
                 try:
                     self._finish(run, response_events.cancel() if run.cancelled else response_events.fail(STOPPED))
                 except DivergedError:  # not all that was told has come again
-                    run.final = await self._log.fail(live, STOPPED)
+                    run.final = await self.log.fail(live, STOPPED)
         except DivergedError:
             _log.error("%s cannot be continued exactly, and has failed", live.record.id)
-            run.final = await self._log.fail(live, DIVERGED)
+            run.final = await self.log.fail(live, DIVERGED)
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("a response failed (%s)", live.record.id)
@@ -181,7 +219,7 @@ class Runs:
 
     async def _append(self, run: Run, events: Sequence[Event]) -> None:
         if new := run.new(events):
-            await self._log.append(run.live, _encoded(new))
+            await self.log.append(run.live, _encoded(new))
 
     def _finish(self, run: Run, events: Sequence[Event], done: GenerationResult | None = None) -> None:
         events = run.new(events)
@@ -193,8 +231,12 @@ class Runs:
         turn = None
         if run.turn is not None and done is not None:
             turn = replace(run.turn, items=(*run.turn.items, *kept_items(last)))
-        self._log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last, turn=turn)
+        self.log.append_nowait(run.live, _encoded(events), last=True, stored_last=stored_last, turn=turn)
 
 
 def _encoded(events: Sequence[Event]) -> list[tuple[str, bytes]]:
     return [(kind, encode_json(body)) for kind, body in events]
+
+
+def _missing(response: str) -> RequestError:
+    return RequestError(f"Response with id {response[:64]!r} not found.", status=404, param="response_id")

@@ -63,7 +63,7 @@ def test_a_response_that_ends_while_it_is_fetched_has_not_failed(
     ending = Ending(monkeypatch, service)
     made = begun(http)
     if method == "POST":
-        monkeypatch.setattr("paceline.api.responses.runs.Runs.stop", lambda *_: asyncio.sleep(0))
+        monkeypatch.setattr("paceline.api.responses.runs.Responses.stop", lambda *_: asyncio.sleep(0))
     ending.after = after
     answer = http.request(method, f"/v1/responses/{made}{where}")
     assert answer.json()["status"] in ("in_progress", "completed"), answer.text
