@@ -173,17 +173,18 @@ def completion_call(asked: CompletionRequest, service: Service, identity: Identi
         raise RequestError("max_tokens can only be 0 with echo: else there would be no answer.", param="max_tokens")
     if len(asked.prompt) * asked.n > MAX_CHOICES:
         raise RequestError(f"{len(asked.prompt)} prompts times n is more than {MAX_CHOICES} answers.", param="n")
-    limit = max(asked.max_tokens, 1)
-    request = generation_of(asked, model, service, identity, documents=0, limit=limit, form=form_of(asked))
-    return CompletionCall(
+    request = generation_of(
         asked,
         model,
-        replace(
-            request,
-            output=replace(request.output, top_logprobs=asked.logprobs),
-            sources=replace(request.sources, documents=0),
-        ),
+        service,
+        identity,
+        AskedPrompt(),
+        documents=0,
+        limit=max(asked.max_tokens, 1),
+        form=form_of(asked),
+        top_logprobs=asked.logprobs,
     )
+    return CompletionCall(asked, model, request)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -522,25 +522,18 @@ def chat_call(asked: ChatRequest, service: Service, identity: Identity, *, docum
         model,
         service,
         identity,
-        documents=documents,
-        limit=limit,
-        form=form if tools is None else tools.constraint(form),
-    )
-    may_be_free = tools is not None and not tools.required and form is None
-    request = replace(
-        request,
-        prompt=AskedPrompt(
+        AskedPrompt(
             messages=begun(asked, conversation(asked.messages, model, instructions, model.system)),
             template=asked.template,
             predicted="" if asked.prediction is None else asked.prediction.text,
             # In a workflow each choice has agents of its own, who find other passages.
             shared=SharedPrompt() if asked.n > 1 and asked.paceline.workflow is None else None,
         ),
-        output=replace(
-            request.output,
-            top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
-            default_tokens=None if may_be_free else request.output.default_tokens,
-            thinking_tokens=asked.thinking_tokens,
-        ),
+        documents=documents,
+        limit=limit,
+        form=form if tools is None else tools.constraint(form),
+        is_free=tools is not None and not tools.required and form is None,
+        top_logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+        thinking_tokens=asked.thinking_tokens,
     )
     return ChatCall(asked, tools, choices_of(request, asked.n))

@@ -65,27 +65,33 @@ def generation_of(
     model: ModelInfo,
     service: Service,
     identity: Identity,
+    prompt: AskedPrompt,
     *,
     documents: int,
     limit: int | None,
     form: Constraint | None,
+    is_free: bool = False,
+    top_logprobs: int | None,
+    thinking_tokens: int | None = None,
 ) -> GenerateRequest:
-    """The request of one generation that the common fields describe; the caller adds its messages or prompt.
+    """The request of one generation that the common fields describe.
 
     `documents`: passages per side where the request sets none. `limit`: maximum of tokens; None: up to the context.
-    `form`: of the answer.
+    `form`: of the answer, or of what it may be instead of free text where `is_free`.
     """
     extension = asked.paceline
     _check_ends(asked, model, limit)
     return GenerateRequest(
-        AskedPrompt(),
+        prompt,
         sampling_of(asked, model),
         OutputForm(
             max_tokens=None if limit is None else min(limit, model.max_positions),
-            default_tokens=None if form is None else FORMED_TOKENS,
+            default_tokens=None if form is None or is_free else FORMED_TOKENS,
             stop=tuple(asked.stop),
             stop_token_ids=tuple(asked.stop_token_ids),
             constraint=ended(form, asked),
+            thinking_tokens=thinking_tokens,
+            top_logprobs=top_logprobs,
             timeline=extension.timeline and extension.report,
         ),
         Sources(

@@ -42,14 +42,10 @@ from paceline.api.responses.store import EventRow, ResponseRecord
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import AUTO
 
-# Server-sent events of one response from the event log, named as OpenAI's clients expect them.
-
 
 class LoggedAnswer(EventStream):
-    """The events of a response above sequence number `after`, from the log. There is no [DONE] at the end.
-
-    `on_gone`: awaited when the client leaves before the end.
-    """
+    """The events of a response above sequence number `after`, from the log, named as OpenAI's clients expect them.
+    There is no [DONE] at the end. `on_gone`: awaited when the client leaves before the end."""
 
     def __init__(
         self,

@@ -33,14 +33,12 @@ from paceline.sealing import PLAIN, Seal
 from paceline.settings_tables import TUNING
 from paceline.sql import Home
 
-# The events of a response that is still being written, as its readers on the event loop see them.
-
-
 TAIL_ROWS = 256  # committed rows of a running response kept in memory; a reader further behind reads the file
 
 
 class LiveEvents:
-    """Progress of one running response, and its last committed rows. Used on the event loop, except `lost`."""
+    """Progress of one running response, and its last committed rows, as its readers see them. Used on the event loop,
+    except `lost`."""
 
     def __init__(self, record: ResponseRecord, *, stored: bool, epoch: int = 1, rows: Sequence[EventRow] = ()) -> None:
         """epoch, rows: of a response that another server has begun."""
