@@ -481,7 +481,7 @@ class EventStore:
     def delete(self, response: str) -> None:
         """Delete a response with its events and its key, and overwrite their pages in the file."""
         with self._rows.readable_errors():
-            self._delete([response])
+            self._connection.execute("DELETE FROM responses WHERE id = ?", (response,))
             self._overwrite()
 
     def sweep(self, *, before: float, abandoned: Sequence[str] = ()) -> None:
