@@ -90,19 +90,6 @@ def hint_of(path: str) -> str:
 _log = logging.getLogger("paceline.api")
 
 
-class ScopeError(RequestError):
-    """The key lacks a scope. Says so as OpenAI does."""
-
-    def __init__(self, scope: str) -> None:
-        super().__init__(
-            f"You have insufficient permissions for this operation. Missing scopes: {scope}. Use a key that has it: "
-            f"`paceline keys create NAME --scope {scope}` at the server makes one.",
-            status=403,
-            code="insufficient_scope",
-        )
-        self.scope = scope
-
-
 RETRY_AFTER_S = 1  # a slot or a link is usually free again by then; OpenAI's clients obey it up to 120
 RETRY: Final = {"Retry-After": str(RETRY_AFTER_S)}
 
@@ -151,6 +138,16 @@ class RefusedError(PacelineError):
         self.failure = failure
 
 
+def lacks(scope: str) -> RefusedError:
+    """The refusal of a key without a scope, as OpenAI has it."""
+    message = (
+        f"You have insufficient permissions for this operation. Missing scopes: {scope}. Use a key that has it: "
+        f"`paceline keys create NAME --scope {scope}` at the server makes one."
+    )
+    asks = {"WWW-Authenticate": f'Bearer error="insufficient_scope", scope="{scope}"'}  # RFC 6750, 3.1
+    return RefusedError(Failure(403, message, code="insufficient_scope", headers=asks))
+
+
 def failure_of(error: BaseException) -> Failure:
     match error:
         case RefusedError():
@@ -161,8 +158,6 @@ def failure_of(error: BaseException) -> Failure:
                 headers = {"Connection": "close"}
             if error.code == "answer_too_late":  # official clients would have it computed twice more
                 headers["x-should-retry"] = "false"
-            if isinstance(error, ScopeError):  # RFC 6750, 3.1
-                headers["WWW-Authenticate"] = f'Bearer error="insufficient_scope", scope="{error.scope}"'
             return Failure(error.status, str(error), error.type, error.code, error.param, headers)
         case LinkError():
             return Failure(503, str(error), "server_error", "link_lost", headers=RETRY)

@@ -7,7 +7,7 @@ FastAPI reads a body before it solves the dependencies of its route, so that a k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -16,7 +16,7 @@ from fastapi import Depends, FastAPI, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.params import Security as SecurityParam
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
-from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer, SecurityScopes
+from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,7 +25,7 @@ from starlette.types import Scope as AsgiScope
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, decode_object, read_body, refusal
-from paceline.api.http.errors import ScopeError, failure_of, http_failure
+from paceline.api.http.errors import failure_of, http_failure, lacks
 from paceline.api.http.hop import JOINED, Hops
 from paceline.errors import PacelineError
 from paceline.runtime.service import Citation, Service
@@ -36,21 +36,11 @@ _key = APIKeyHeader(name="x-api-key", scheme_name="key", auto_error=False)
 
 
 async def key(
-    request: Request,
-    needed: SecurityScopes,
     _: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     __: Annotated[str | None, Security(_key)],
 ) -> None:
     """Dependency of every router that is not open: `Security(key, scopes=["chat"])`, or without a scope for any key.
-    The middleware has found the key by then, whose scopes are checked here."""
-    _require(request, needed.scopes)
-
-
-def _require(request: Request, scopes: Iterable[Any]) -> None:
-    identity: Identity = request.state.identity
-    for scope in scopes:
-        if not identity.may(scope):
-            raise ScopeError(scope)
+    Checks nothing: the middleware has found the key by then, and `Route` looks at its scopes."""
 
 
 class Route(APIRoute):
@@ -62,11 +52,15 @@ class Route(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         answer = super().get_route_handler()
-        scopes = [each for door in self.dependencies if isinstance(door, SecurityParam) for each in door.scopes or ()]
+        doors = [door for door in self.dependencies if isinstance(door, SecurityParam)]
+        scopes: list[Any] = [scope for door in doors for scope in door.scopes or ()]
         has_body = self.body_field is not None
 
         async def handle(request: Request) -> Response:
-            _require(request, scopes)
+            identity: Identity = request.state.identity
+            for scope in scopes:
+                if not identity.may(scope):
+                    raise lacks(scope)
             if not has_body:
                 return await answer(request)
             body = await self.read(request)

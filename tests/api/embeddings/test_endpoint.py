@@ -17,7 +17,7 @@ import pytest
 from paceline.api.embeddings import MAX_INPUTS, text_of, vocabulary
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
-from paceline.runtime import texts as embedding
+from paceline.runtime.node import MAX_TOKENS
 from tests.api.generation.test_request import fault
 from tests.api.real import serving_node
 from tests.api.scripted import client_of
@@ -83,7 +83,7 @@ def test_invalid_inputs_are_refused_by_name(http: httpx.Client) -> None:
         ({"input": [[1], "a"]}, "input[1]", "token ids"),
         ({"input": [1.5]}, "input[0]", "must be"),
         ({"input": ["a"] * (MAX_INPUTS + 1)}, "input", f"at most {MAX_INPUTS}"),
-        ({"input": "word " * (embedding.MAX_TOKENS + 1)}, "input", "maximum context length is 8192 tokens"),
+        ({"input": "word " * (MAX_TOKENS + 1)}, "input", "maximum context length is 8192 tokens"),
         ({"encoding_format": "binary"}, "encoding_format", "base64"),
         ({"dimensions": 0}, "dimensions", "greater than"),
         ({"model": None}, "model", "required"),
