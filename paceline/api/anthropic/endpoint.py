@@ -115,9 +115,6 @@ class MessageWriter(AnswerWriter):
     def end(self) -> Sequence[Json]:
         return [{"type": "message_stop"}]
 
-    def failed(self, failure: Failure) -> Json:
-        return envelope(failure)
-
     def whole(self) -> Json:
         return self._message(self._blocks) | self._end | self._extension
 

@@ -31,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.request import close_all
 from paceline.api.http.body import BrokenOffError, ClientGoneError, Json, encode_json, send_in_time, while_connected
-from paceline.api.http.errors import Failure, failure_of
+from paceline.api.http.errors import ErrorShape, failure_of
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
@@ -237,7 +237,7 @@ HEADERS_WAIT_S = 1.0  # that headers wait for the first token, so that an early 
 # ---- writers of answers ---------------------------------------------------------------------------------------------
 class AnswerWriter(ABC):
     """An answer in the form of its endpoint, from the events of its generations: streamed by `begin`, any number of
-    `take`, then `end`, or `failed` at any time; or `whole` after all events were taken. Pure.
+    `take`, then `end`, or an error at any time; or `whole` after all events were taken. Pure.
 
     What is not overridden is as OpenAI has it.
     """
@@ -262,9 +262,6 @@ class AnswerWriter(ABC):
 
     def end(self) -> Sequence[Json]:
         return ()
-
-    def failed(self, failure: Failure) -> Json:
-        return failure.envelope()
 
     @abstractmethod
     def whole(self) -> Json: ...
@@ -341,10 +338,13 @@ class StreamedAnswer(EventStream):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         async with _fan_in(scope, self._generations) as events:
             first = await while_connected(receive, events.next(min(HEADERS_WAIT_S, self.ping_interval)))
-            self.body_iterator = self._pieces(events, first)
+            shape = scope["app"].state.admission.error_shape(scope["path"])
+            self.body_iterator = self._pieces(events, first, shape)
             await super().__call__(scope, receive, send)
 
-    async def _pieces(self, events: GenerationFanIn, first: tuple[int, GenerateEvent] | None) -> AsyncIterator[bytes]:
+    async def _pieces(
+        self, events: GenerationFanIn, first: tuple[int, GenerateEvent] | None, shape: ErrorShape | None
+    ) -> AsyncIterator[bytes]:
         writer = self._writer
 
         def framed(pieces: Sequence[Json]) -> bytes:
@@ -359,5 +359,5 @@ class StreamedAnswer(EventStream):
         except Exception as error:
             if not isinstance(error, PacelineError):
                 _log.exception("an answer failed after it had begun (%s)", writer.id)
-            yield writer.framed(writer.failed(failure_of(error))) + writer.last
+            yield writer.framed(failure_of(error).envelope(shape)) + writer.last
         self.ended = True

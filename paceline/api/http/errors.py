@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from paceline.api.http.body import encode_json
+from paceline.api.http.body import Json, encode_json
 from paceline.errors import LinkError, PacelineError, RequestError, StorageError
 
 ABSENT: Final[Mapping[str, str]] = {
@@ -103,13 +103,14 @@ class Failure:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def envelope(self) -> dict[str, object]:
-        """All four keys, `code` a string or null: SDKs in typed languages require it."""
+    def envelope(self, shape: ErrorShape | None = None) -> Json:
+        """shape: None for OpenAI's, with all four keys, `code` a string or null: SDKs in typed languages require it."""
+        if shape is not None:
+            return shape.encode(self)
         return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
 
     def json(self, shape: ErrorShape | None = None) -> bytes:
-        """shape: None for OpenAI's."""
-        return encode_json(self.envelope() if shape is None else shape.encode(self))
+        return encode_json(self.envelope(shape))
 
     def response(self, shape: ErrorShape | None = None) -> Response:
         return Response(
@@ -126,7 +127,7 @@ class ErrorShape:
 
     prefix: str  # of its paths
     model: type[BaseModel]  # describes it
-    encode: Callable[[Failure], Mapping[str, object]]
+    encode: Callable[[Failure], Json]
     id_header: bytes = b""  # for the id of the request, besides `x-request-id`
 
 

@@ -102,9 +102,6 @@ class LineWriter(AnswerWriter):
             return ()
         return [self._line(text, **({"thinking": thought} if thought else {})) | logprobs]
 
-    def failed(self, failure: Failure) -> Json:
-        return envelope(failure)
-
     def whole(self) -> Json:
         choice, message = self._choice, self._choice.message()
         assert choice.done is not None, "an answer is written when it has ended"
