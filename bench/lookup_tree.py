@@ -144,7 +144,7 @@ async def _measure(
     learnt: Row = {
         "model": model.name,
         "way": OURS,
-        "table_bytes": table.num_bytes,
+        "table_bytes": sum(array.nbytes for array in table.arrays().values()),
         "vocabulary": model.vocab_size,
         "table_rows": len(table),
     }

@@ -80,7 +80,7 @@ class Greedy(Static):
         return other(holder) if expected.gain(holder) > 0.0 else holder
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # both sides call it
-        self._placement.moved(holder)
+        self._placement.holder = holder
 
 
 class Shipped(Static):
@@ -96,14 +96,14 @@ class Shipped(Static):
     def decoded(self, side: Side, step: int, seconds: float) -> DecodeSpeed:  # noqa: ARG002  # unused by this rule
         self._profiles[side].add(1, seconds)
         speed = self._profiles[side].speed()
-        self._placements[side].observe_speed(side, speed)
+        self._placements[side].decode[side] = speed.decode_s
         return speed
 
     def received(self, side: Side, speed: DecodeSpeed, delay: float) -> None:
         """Use one direction's delay for both: only the sum is used."""
         self._delays[side].add(2.0 * delay)
-        self._placements[side].observe_speed(other(side), speed)
-        self._placements[side].observe_round_trip(self._delays[side].value or 0.0)
+        self._placements[side].decode[other(side)] = speed.decode_s
+        self._placements[side].round_trip = self._delays[side].value or 0.0
 
     def decided(self, side: Side, accepted: Mapping[Side, bool]) -> None:
         self._placements[side].observe_target(accepted)
@@ -112,7 +112,7 @@ class Shipped(Static):
         return self._placements[side].choose(self._tokens - targets, ready=ready)
 
     def moved(self, side: Side, holder: Side, targets: int) -> None:  # noqa: ARG002  # the rule counts none
-        self._placements[side].moved(holder)
+        self._placements[side].holder = holder
 
 
 RULES: Final[Mapping[str, Callable[[Trace, Link, np.random.Generator], Rule]]] = {

@@ -130,11 +130,10 @@ class StepClock:
             found = self._known[rows] = self._estimate(rows)
         return found
 
-    def speed(self, rows: int = 1) -> DecodeSpeed:
-        """The straight line from one row to `rows`, or to sixteen if `rows` is 1."""
-        end = rows if rows > 1 else 16
+    def speed(self) -> DecodeSpeed:
+        """The straight line from one row to sixteen."""
         one = self.at(1)
-        return DecodeSpeed(one, max(0.0, (self.at(end) - one) / (end - 1)))
+        return DecodeSpeed(one, max(0.0, (self.at(16) - one) / 15))
 
     def _estimate(self, rows: int) -> float:
         curve = self._rising()

@@ -39,8 +39,8 @@ class CrossEncoder:
     score does not depend on the other passages. Where a pair is too long, its longer text is cut.
     """
 
-    def __init__(self, path_or_name: str | Path, *, threads: int = 1) -> None:
-        """threads: cores in use. Raises ConfigError when it is not here, is no cross-encoder or cannot be loaded."""
+    def __init__(self, path_or_name: str | Path) -> None:
+        """Raises ConfigError when it is not here, is no cross-encoder or cannot be loaded."""
         directory = find(path_or_name, download=False)
         self.name = served_name(path_or_name)
         self._model, self._tokenizer = loaded_encoder(
@@ -50,7 +50,7 @@ class CrossEncoder:
             raise ConfigError(f"{directory} is no cross-encoder: it has {labels} labels instead of one.")
         self._max_tokens = _max_tokens(self._model, self._tokenizer)
         self._tells_texts_apart = getattr(self._model.config, "type_vocab_size", 0) > 1  # as BERT does, and RoBERTa not
-        self._compute = ComputeThreads(1, "paceline-rerank", threads, limit_threads)
+        self._compute = ComputeThreads(1, "paceline-rerank", limit=limit_threads)
 
     def score(self, query: str, passages: Sequence[str]) -> NDArray[np.float32]:
         """(len(passages),)"""

@@ -73,9 +73,9 @@ def test_times_between_and_beyond_what_was_seen_are_on_lines() -> None:
 
 
 def test_of_one_size_others_have_the_shape_of_the_prior() -> None:
-    assert StepClock().at(8) == PRIOR.forward(8) and StepClock().speed(8).decode_s == PRIOR.decode_s
+    assert StepClock().at(8) == PRIOR.forward(8) and StepClock().speed().decode_s == PRIOR.decode_s
     assert seen((64, 1.0)).at(16) == seen((64, 1.0)).at(128) == 1.0
-    speed = seen((16, 0.03 * 1.15), prior=PRIOR).speed(16)
+    speed = seen((16, 0.03 * 1.15), prior=PRIOR).speed()
     assert speed.decode_s == pytest.approx(0.03) and speed.forward(16) == pytest.approx(0.03 * 1.15)
 
 

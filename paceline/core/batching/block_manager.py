@@ -157,12 +157,8 @@ class BlockManager:
         """Rows reserved; 0 for an unknown sequence."""
         return self._lengths.get(seq, 0)
 
-    def block_table(self, seq: SeqId) -> tuple[int, ...]:
-        """Block ids in row order; empty for an unknown sequence."""
-        return tuple(self._tables.get(seq, ()))
-
     def block_array(self, seq: SeqId) -> SlotArray:
-        """`block_table` as a copy in numpy."""
+        """Block ids in row order; empty for an unknown sequence. A copy."""
         return np.array(self._tables.get(seq, array("q")), dtype=np.int64)
 
     def free_rows(self) -> int:
@@ -341,7 +337,7 @@ class BlockHasher:
         self._block_size = block_size
         self._root = hashlib.blake2b(salt.encode(), digest_size=HASH_BYTES, person=b"paceline prefix").digest()
         self._tokens: list[int] = []
-        self._full: list[BlockName] = []
+        self.full: list[BlockName] = []  # names of the full blocks, 0, 1, …
         self.append(tokens)
 
     def __len__(self) -> int:
@@ -349,34 +345,29 @@ class BlockHasher:
         return len(self._tokens)
 
     @property
-    def full(self) -> Sequence[BlockName]:
-        """Names of the full blocks, 0, 1, …"""
-        return self._full
-
-    @property
     def names(self) -> Sequence[BlockName]:
-        """`full`, then `rest`."""
-        return [*self._full, *self.rest]
+        """Those of the full blocks, then `rest`."""
+        return [*self.full, *self.rest]
 
     @property
     def rest(self) -> Sequence[BlockName]:
         """Name of the last block if it is not full: one or none."""
-        return [self._name(len(self._full))] if len(self._tokens) % self._block_size else []
+        return [self._name(len(self.full))] if len(self._tokens) % self._block_size else []
 
     def append(self, tokens: Sequence[int]) -> None:
         self._tokens.extend(tokens)
-        while (len(self._full) + 1) * self._block_size <= len(self._tokens):
-            self._full.append(self._name(len(self._full)))
+        while (len(self.full) + 1) * self._block_size <= len(self._tokens):
+            self.full.append(self._name(len(self.full)))
 
     def truncate(self, length: int) -> None:
         del self._tokens[length:]
-        del self._full[length // self._block_size :]
+        del self.full[length // self._block_size :]
 
     def _name(self, place: int) -> BlockName:
         """Name of the block at this place, full or not. The block before it must be full."""
         begin = place * self._block_size
         tokens = np.asarray(self._tokens[begin : begin + self._block_size], dtype="<i4").tobytes()
-        before = self._full[place - 1].content if place else self._root
+        before = self.full[place - 1].content if place else self._root
         return BlockName(before, hashlib.blake2b(before + tokens, digest_size=HASH_BYTES).digest(), tokens)
 
 

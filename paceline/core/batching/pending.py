@@ -53,14 +53,9 @@ class GroupTable:
     def __init__(self) -> None:
         self._by_seq: dict[SeqId, GroupState] = {}
         self._by_key: dict[int, GroupState] = {}
-        self._running: set[SeqId] = set()
+        self.running: set[SeqId] = set()  # sequences that hold rows
         self._next_age = 0
         self._ticks = 0
-
-    @property
-    def running(self) -> Collection[SeqId]:
-        """Sequences that hold rows."""
-        return self._running
 
     def join(self, seq: SeqId, group: Group | None) -> GroupState:
         """The group of a sequence, which is given when the sequence is first named; None: one of its own."""
@@ -99,12 +94,12 @@ class GroupTable:
         return self._by_seq[seq]
 
     def take_rows(self, seq: SeqId) -> None:
-        self._running.add(seq)
+        self.running.add(seq)
         self._by_seq[seq].resident[seq] = None
 
     def give_up_rows(self, seq: SeqId) -> None:
-        if seq in self._running:
-            self._running.discard(seq)
+        if seq in self.running:
+            self.running.discard(seq)
             del self._by_seq[seq].resident[seq]
 
     def holders(self) -> Iterator[GroupState]:
@@ -125,7 +120,7 @@ class GroupTable:
 
     def check(self) -> None:
         assert set(self._by_key.values()) == set(self._by_seq.values())
-        assert {seq for state in self._by_key.values() for seq in state.resident} == self._running
+        assert {seq for state in self._by_key.values() for seq in state.resident} == self.running
         for key, state in self._by_key.items():
             assert key == state.group.key and state.seqs and set(state.resident) <= state.seqs, state
             assert all(self._by_seq[seq] is state for seq in state.seqs), state

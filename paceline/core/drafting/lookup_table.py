@@ -122,11 +122,6 @@ class LookupTable:
         """Number of own rows, without the base's."""
         return self._count
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the own rows, unused capacity included, without `bigrams`."""
-        return sum(array.nbytes for array in self._rows)
-
     def successors(self, token: int) -> tuple[list[int], list[float]]:
         """At most `NUM_SUCCESSORS` ids and their probabilities, falling; empty for a token without a row."""
         while True:

@@ -111,12 +111,6 @@ class SuffixAutomaton:
     def num_states(self) -> int:
         return len(self._length)
 
-    @property
-    def num_bytes(self) -> int:
-        """Approximate memory: a branching state's dict counts as 232 bytes per five transitions."""
-        dicts = sum(232 * (1 + len(branches) // 5) for branches in self._branches.values())
-        return 24 * self.num_states + 4 * self.num_tokens + dicts
-
     def _transition(self, state: int, token: int) -> int:
         """The state that `token` leads to; -1: none."""
         if self._token[state] == token:

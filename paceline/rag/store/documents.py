@@ -73,8 +73,8 @@ class DocumentStore:
         overlap: int,
     ) -> None:
         self.home = home  # where several servers keep it together
-        self._directory = directory
-        self._embedder = embedder
+        self.directory = directory
+        self.embedder = embedder
         self._database = database  # no transaction is open while embedding
         self._index = HybridIndex(database, embedder.dimensions)  # guarded by the database's lock
         self._document_kv = DocumentKvStore(directory / FOLDER, 0, seal=database.seal)  # only to remove from
@@ -134,14 +134,6 @@ class DocumentStore:
         self.close()
 
     @property
-    def directory(self) -> Path:
-        return self._directory
-
-    @property
-    def embedder(self) -> Embedder:
-        return self._embedder
-
-    @property
     def seal(self) -> Seal:
         """How the store is encrypted."""
         return self._database.seal
@@ -153,7 +145,7 @@ class DocumentStore:
         then goes at the next opening. Other programs that have the store open must be started again. Raises
         ConfigError where the key cannot be kept.
         """
-        encrypt_store(self._directory, self._database)
+        encrypt_store(self.directory, self._database)
         self._database.checkpoint()
 
     # ---- changes ----------------------------------------------------------------------------------------------------
@@ -239,7 +231,7 @@ class DocumentStore:
             self._database.checkpoint()
         return removed
 
-    def reindex(self, progress: ProgressCallback = no_progress) -> int:
+    def reindex(self) -> int:
         """Embed every chunk of every collection again and record this embedder as the store's. Returns the number of
         chunks.
 
@@ -249,7 +241,7 @@ class DocumentStore:
             with self._database.reading() as database:
                 generation = database.meta()["generation"]
                 chunks = rows.read_passages(database, "", strict=True)
-            vectors = embed_all(self._embedder, [chunk.titled for chunk in chunks], progress)
+            vectors = embed_all(self.embedder, [chunk.titled for chunk in chunks])
             with self._database.writing() as database:
                 if database.meta()["generation"] != generation:
                     continue  # documents were added or removed meanwhile
@@ -299,7 +291,7 @@ class DocumentStore:
             if not len(self._index.selected(selection)):
                 return []  # without loading a model
         if vector is None:
-            vector = self._embedder.embed([query])[0]
+            vector = self.embedder.embed([query])[0]
         with self._database.reading() as database:
             self._index.refresh()
             selected = self._index.selected(selection)
@@ -392,7 +384,7 @@ class DocumentStore:
         while len(results) < len(batch):
             waiting = [number for number in range(len(batch)) if number not in results]
             chunks = self._new_chunks([batch[number][0] for number in waiting])
-            vectors = embed_all(self._embedder, [chunk.titled for part in chunks for chunk in part], progress)
+            vectors = embed_all(self.embedder, [chunk.titled for part in chunks for chunk in part], progress)
             ends = np.cumsum([len(part) for part in chunks])
             of_each = np.split(vectors, ends[:-1])
             forgotten: set[str] = set()
@@ -426,7 +418,7 @@ class DocumentStore:
         found: list[list[Chunk]] = []
         for parsed in documents:
             is_new = parsed.sha256 not in known
-            found.append(list(split_document(parsed, self._embedder.count, **self._chunk_size)) if is_new else [])
+            found.append(list(split_document(parsed, self.embedder.count, **self._chunk_size)) if is_new else [])
             known.add(parsed.sha256)
         return found
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.core.aggregation.aggregators import Aggregator, make_aggregator
-from paceline.core.clock import DecodeSpeed
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import filter_top
@@ -31,7 +30,6 @@ from paceline.strategies.aggregate.options import (
     announces,
     check,
     choose,
-    draft_limits,
     options_of,
 )
 from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, SideWeights
@@ -80,14 +78,7 @@ class Aggregate(Joint):
         )
         self._weights = SideWeights(config.seat.side, decoder, rescoring=options.rescoring, writer=options.writer)
         self._planner = DraftTreePlanner(
-            config.seat.side,
-            self._aggregator,
-            output.sampling,
-            draft_limits(config),
-            output.eos_ids,
-            online_stats,
-            weigh=self._weights.at,
-            ngram_drafts=ngrams,
+            config, self._aggregator, online_stats, weigh=self._weights.at, ngram_drafts=ngrams
         )
         self._stats = AggregateStats()
         self._mixed = MixedAnswer(config, tree, self._planner, ngrams, self._stats)
@@ -132,7 +123,7 @@ class Aggregate(Joint):
         self._resent = False
         if progressed or not self._linked:
             return []
-        self._decider.forget_requests()
+        self._decider.requested.clear()  # they, or what answers them, may be lost
         return [self._sync_state(), *self._decider.request_detail()]
 
     def _sync_state(self) -> Send:
@@ -178,8 +169,8 @@ class Aggregate(Joint):
                     return self._sender.refine(node, level)
             case Handover():
                 self._follower.take_over(message)
-            case SpeedReport(decode_s=decode_s, row_s=row_s):
-                self._peer.placement.observe_speed(other(self._config.seat.side), DecodeSpeed(decode_s, row_s))
+            case SpeedReport(decode_s=decode_s):
+                self._peer.placement.decode[other(self._config.seat.side)] = decode_s
             case SyncState():
                 effects = self._compare(message)
         return [] if effects is None else [*effects, *self._advance()]

@@ -92,7 +92,7 @@ class Decider:
         self._weights = weights
         self._timing = timing
         self._stats = stats
-        self._requested: set[tuple[int, int]] = set()  # node ids and levels
+        self.requested: set[tuple[int, int]] = set()  # node ids and levels
         self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
 
     def decide(self) -> list[Effect]:
@@ -154,14 +154,10 @@ class Decider:
         if head.own_dist is None and weights[self._config.seat.side] > 0.0:
             return []
         request = head.peer_id, head.peer_dist.level + 1
-        if head.peer_dist.head is None or request[1] > LAST_LEVEL or request in self._requested:
+        if head.peer_dist.head is None or request[1] > LAST_LEVEL or request in self.requested:
             return []
-        self._requested.add(request)
+        self.requested.add(request)
         return [Send(DetailRequest(0, peer.epoch, *request))]
-
-    def forget_requests(self) -> None:
-        """Allow every request once more: it or its answer may have been lost."""
-        self._requested.clear()
 
     def hand_over(self, rtt: float | None) -> list[Effect]:
         """Let the peer decide where that is faster. rtt: s; None: not measured yet."""
@@ -169,8 +165,7 @@ class Decider:
         if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
             return []
         position = len(self._answer.targets)
-        peer.placement.observe_speed(side, self._timing.speed())
-        peer.placement.observe_round_trip(rtt)
+        peer.placement.decode[side], peer.placement.round_trip = self._timing.at(1), rtt
         ready = self._tree.head.own_dist is not None
         if peer.placement.choose(self._config.output.max_tokens - position, ready=ready) == side:
             return []

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist, PeerDist
 from paceline.core.aggregation.weights import dequantize_score, quantize_score
-from paceline.core.clock import DecodeSpeed, MovingAverage, Ratio
+from paceline.core.clock import MovingAverage, Ratio
 from paceline.core.sampling.dist import Dist
 from paceline.core.side import SIDES, Side, other
 from paceline.errors import RemoteProtocolError
@@ -72,20 +72,13 @@ class DeciderPlacement:
     acceptance: dict[Side, Ratio] = field(
         default_factory=lambda: {side: Ratio(FIRST_ACCEPTANCE, strength=4.0, memory=0.98) for side in SIDES}
     )
-    _decode: dict[Side, float] = field(default_factory=dict)
-    _round_trip: float | None = None
+    decode: dict[Side, float] = field(default_factory=dict)  # s of a drafting step, where it is known
+    round_trip: float | None = None
     _last: Mapping[Side, bool] = field(default_factory=dict)  # what the last target accepted, where it is known
 
     def __post_init__(self) -> None:
         if self.fixed is not None:
             self.holder = self.fixed
-
-    def observe_speed(self, side: Side, speed: DecodeSpeed) -> None:
-        """Set the time of one of the side's drafting steps."""
-        self._decode[side] = speed.decode_s
-
-    def observe_round_trip(self, seconds: float) -> None:
-        self._round_trip = seconds
 
     def observe_target(self, accepted: Mapping[Side, bool]) -> None:
         """Record one target; True for a side whose drafting continued without a round trip."""
@@ -94,30 +87,26 @@ class DeciderPlacement:
             self.acceptance[side].add(1.0, was_accepted)
 
     def choose(self, left: int, *, ready: bool) -> Side:
-        """The side that should decide the next target. Changes no state: call `moved` on a move.
+        """The side that should decide the next target. Changes no state: set `holder` on a move.
 
         left: targets still to be decided. ready: the holder's next draft is there.
         """
-        here, there, trip = self.holder, other(self.holder), self._round_trip
-        if self.fixed is not None or trip is None or len(self._decode) < len(SIDES) or self._last.get(there, True):
+        here, there, trip = self.holder, other(self.holder), self.round_trip
+        if self.fixed is not None or trip is None or len(self.decode) < len(SIDES) or self._last.get(there, True):
             return here
-        if self._decode[here] >= trip + self._decode[there]:
+        if self.decode[here] >= trip + self.decode[there]:
             return here  # its own drafting hides the round trip
-        own = 0.0 if ready else self._decode[here]
-        staying = max(own, trip + self._decode[there])
-        moving = trip / 2.0 + max(own, self._decode[there])
+        own = 0.0 if ready else self.decode[here]
+        staying = max(own, trip + self.decode[there])
+        moving = trip / 2.0 + max(own, self.decode[there])
         before_next = min(1.0 / (1.0 - min(self.acceptance[here].value, 0.99)), left)  # targets until it may come back
         lasting = self._lasting(there) - self._lasting(here)
-        return there if staying - moving - lasting * before_next >= LEAST_SHARE * max(self._decode.values()) else here
-
-    def moved(self, holder: Side) -> None:
-        """Record that the aggregator is on `holder` from now on, for whatever reason."""
-        self.holder = holder
+        return there if staying - moving - lasting * before_next >= LEAST_SHARE * max(self.decode.values()) else here
 
     def _lasting(self, side: Side) -> float:
-        assert self._round_trip is not None
-        decode, rate = self._decode, self.acceptance[other(side)].value
-        return lasting_seconds(decode[side], decode[other(side)], self._round_trip, rate)
+        assert self.round_trip is not None
+        decode, rate = self.decode, self.acceptance[other(side)].value
+        return lasting_seconds(decode[side], decode[other(side)], self.round_trip, rate)
 
 
 # Exchange of draft trees between the two sides: nodes by id in one direction, with their distributions.
@@ -433,7 +422,7 @@ class PeerState:
     def move(self, turn: int, start: int) -> None:
         """Record that the decision changes sides, from this position on."""
         if (turn - self.turn) % 2:
-            self.placement.moved(other(self.holder))
+            self.placement.holder = other(self.holder)
         self.turn, self.start = turn, start
 
 

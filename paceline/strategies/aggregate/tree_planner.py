@@ -16,10 +16,11 @@ from paceline.core.aggregation.aggregators import Aggregator
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.tree_search import beside_choice, margin_class
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams, best_margin
+from paceline.core.sampling.sampler import best_margin
 from paceline.core.side import Side, other
+from paceline.strategies.aggregate.options import draft_limits
+from paceline.strategies.base import MachineConfig
 from paceline.strategies.decoding.prefix_tree import DraftTokens, NgramDrafts, PrefixNode
-from paceline.wire.messages import DraftLimits
 
 # eta of both sides after a prefix; None while it is not known.
 Weigh = Callable[[PrefixNode], Mapping[Side, float] | None]
@@ -36,28 +37,21 @@ class DraftTreePlanner:
 
     def __init__(
         self,
-        side: Side,
+        config: MachineConfig,
         aggregator: Aggregator,
-        sampling: SamplingParams,
-        drafting: DraftLimits,
-        eos_ids: frozenset[int],
-        online_stats: OnlineStats | None = None,
+        online_stats: OnlineStats,
         *,
         weigh: Weigh,
-        ngram_drafts: NgramDrafts | None = None,
+        ngram_drafts: NgramDrafts | None,
     ) -> None:
         """ngram_drafts: drafts where no distribution is known."""
         self._weigh = weigh
         self._ngram_drafts = ngram_drafts
-        self._side = side
-        self._peer_side = other(side)
-        self._aggregator = aggregator
-        self._sampling = sampling
-        self._drafting = drafting
-        self._eos_ids = eos_ids
-        known = OnlineStats() if online_stats is None else online_stats
-        self._own_ranks, self._peer_ranks = known.own_ranks, known.peer_ranks
-        self._beside_choice = known.beside_choice
+        self._side, self._peer_side = config.seat.side, other(config.seat.side)
+        self._aggregator, self._drafting = aggregator, draft_limits(config)
+        self._sampling, self._eos_ids = config.output.sampling, config.output.eos_ids
+        self._own_ranks, self._peer_ranks = online_stats.own_ranks, online_stats.peer_ranks
+        self._beside_choice = online_stats.beside_choice
 
     def select(
         self, head: PrefixNode, seconds: Callable[[int], float], delay: float, limit: int, *, alone: bool

@@ -121,9 +121,6 @@ class AcceptOrReject(Verifier):
         """The distribution that drafts are drawn from."""
         return draft_dist(filter_top(own.whole, self._sampling), mass=self._mass, max_ids=self._max_ids)
 
-    def drawn(self, dist: Dist, position: int) -> int:
-        return self.coins.draw(position, dist, "draft")
-
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
         """Without the draft distribution, which an honest target side never brings about, a token of the head."""
         if own is None:
@@ -176,7 +173,7 @@ class Rejection(AcceptOrReject):
 
     def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
         dist = self.dist(own)
-        token = self.drawn(dist, position)
+        token = self.coins.draw(position, dist, "draft")
         return Draft(token, encode_prob(dist.prob(token)))
 
     def beside(self, drafts: Sequence[Draft]) -> tuple[bytes, list[bytes]]:
@@ -217,7 +214,7 @@ class Truncation(AcceptOrReject):
 
     def draft(self, own: OwnDist, position: int, *, second: bool) -> Draft:  # noqa: ARG002  # places are decided by one
         dist = self.dist(own)
-        return Draft(self.drawn(dist, position), encode_draft_dist(dist))
+        return Draft(self.coins.draw(position, dist, "draft"), encode_draft_dist(dist))
 
     def beside(self, drafts: Sequence[Draft]) -> tuple[bytes, list[bytes]]:
         return b"", [draft.drawn_from for draft in drafts]

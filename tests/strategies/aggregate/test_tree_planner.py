@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
+from lab.configs import a_config
 from paceline.core.aggregation.aggregators import OwnDist, make_aggregator
 from paceline.core.clock import AcceptanceByRank
+from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.tree_search import margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
 from paceline.strategies.base import Side
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
-from paceline.wire.messages import DraftLimits
+from paceline.wire.messages import AggregateOptions, DraftLimits
 from tests.strategies.cases import EOS, VOCAB, point
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -33,7 +35,8 @@ def make_planner(
     drafting: DraftLimits, sampling: SamplingParams = GREEDY, weights: Mapping[Side, float] | None = None
 ) -> DraftTreePlanner:
     rule = make_aggregator("mixture", sampling, vocab_size=VOCAB)
-    return DraftTreePlanner("cloud", rule, sampling, drafting, EOS, weigh=lambda _: weights)
+    config = a_config("cloud", True, sampling, FAR, EOS, VOCAB, AggregateOptions(drafting=drafting))
+    return DraftTreePlanner(config, rule, OnlineStats(), weigh=lambda _: weights, ngram_drafts=None)
 
 
 def table(chance: random.Random) -> OwnDist:

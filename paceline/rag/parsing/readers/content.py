@@ -54,14 +54,10 @@ class TextBuilder:
 
     def __init__(self) -> None:
         self._parts: list[str] = []
-        self._size = 0  # characters
+        self.num_characters = 0
         self._newlines = 0  # to write before the next text
         self._blank = False  # a blank to write before the next text
         self._mark = ""  # of a heading or list item, to write before the next text
-
-    @property
-    def num_characters(self) -> int:
-        return self._size
 
     def text(self, text: str) -> None:
         words = (text if text.isascii() else text.translate(LIGATURES)).split()
@@ -94,7 +90,7 @@ class TextBuilder:
         """Replace what was written since, but for the breaks before it, by what `change` makes of it."""
         written = "".join(self._parts[place:])
         kept = written[: len(written) - len(written.lstrip("\n"))]
-        self._size -= len(written)
+        self.num_characters -= len(written)
         self._parts[place:] = []
         newlines, blank, mark = self._newlines, self._blank, self._mark
         self._newlines, self._blank, self._mark = len(kept), False, ""
@@ -116,8 +112,8 @@ class TextBuilder:
             before = " "
         piece = f"{before}{self._mark}{text}"
         self._newlines, self._blank, self._mark = 0, False, ""
-        self._size += len(piece)
-        if self._size > MAX_TEXT_BYTES:
+        self.num_characters += len(piece)
+        if self.num_characters > MAX_TEXT_BYTES:
             raise too_long()
         self._parts.append(piece)
 
