@@ -43,10 +43,7 @@ def test_further_models_are_known_before_they_are_loaded(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("names", "sentence"),
-    [
-        (("fake", "llama3:8b"), "a name of Ollama"),
-        (("fake", "/nowhere/at/all"), "no model directory"),
-    ],
+    [(("fake", "llama3:8b"), "a name of Ollama"), (("fake", "/nowhere/at/all"), "no model directory")],
 )
 def test_a_further_model_that_is_none_is_refused_at_the_start(names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):

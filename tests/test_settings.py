@@ -49,11 +49,7 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @given(flag=st.none() | PORTS, variable=st.none() | PORTS, table=st.none() | PORTS, key=st.none() | PORTS)
 def test_flag_beats_environment_beats_table_beats_key_beats_default(
-    tmp_path_factory: pytest.TempPathFactory,
-    flag: int | None,
-    variable: int | None,
-    table: int | None,
-    key: int | None,
+    tmp_path_factory: pytest.TempPathFactory, flag: int | None, variable: int | None, table: int | None, key: int | None
 ) -> None:
     lines = [f"port = {key}"] if key is not None else []
     lines += ["[agent]", f"port = {table}"] if table is not None else []

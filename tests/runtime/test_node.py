@@ -88,10 +88,7 @@ class Bench:
             theirs = msgspec.structs.replace(theirs, tokenizer=self.introduction.tokenizer)
         ours = msgspec.structs.replace(ours, asked_by=None if self.may_ask.names is None else [*self.may_ask.names])
         device = Link(
-            left,
-            device_end(ours),
-            vocab_size=words.vocab_size,
-            on_up=lambda link: self.device.on_link(link, "cloud"),
+            left, device_end(ours), vocab_size=words.vocab_size, on_up=lambda link: self.device.on_link(link, "cloud")
         )
         cloud = Link(
             right,

@@ -47,11 +47,7 @@ FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "filtered": {"sampling": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01)},
     "penalties": {
         "sampling": SamplingParams(
-            temperature=0.9,
-            presence_penalty=0.7,
-            frequency_penalty=0.4,
-            repetition_penalty=1.2,
-            logit_bias={101: 2.0},
+            temperature=0.9, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.2, logit_bias={101: 2.0}
         )
     },
     "stop strings": {"sampling": SamplingParams(temperature=1.0), "stop": ("a", "th", "e ")},

@@ -58,10 +58,7 @@ def texts_with_room(count: int) -> list[list[int]]:
     return _texts()[:count]
 
 
-@pytest.mark.parametrize(
-    ("count", "network"),
-    [(1, NEAR), (2, FAR), (6, NEAR), pytest.param(8, FAR, marks=SLOW)],
-)
+@pytest.mark.parametrize(("count", "network"), [(1, NEAR), (2, FAR), (6, NEAR), pytest.param(8, FAR, marks=SLOW)])
 def test_joint_answers_on_two_short_engines_all_end_with_their_texts(count: int, network: Network) -> None:
     short = world([SIDES[number % 2] for number in range(count)], network)
     short.run()

@@ -11,12 +11,7 @@ import pytest
 from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
-from paceline.strategies.base import (
-    Effect,
-    Event,
-    Side,
-    Strategy,
-)
+from paceline.strategies.base import Effect, Event, Side, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.solo import Solo
 from tests.strategies import oracle

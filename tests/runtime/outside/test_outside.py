@@ -119,12 +119,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(
-    folder: Path,
-    script: Script = polite,
-    *,
-    linked: bool = True,
-    policy: Policy | None = None,
-    at: Side = "device",
+    folder: Path, script: Script = polite, *, linked: bool = True, policy: Policy | None = None, at: Side = "device"
 ) -> AsyncIterator[Rig]:
     """A device with a private document, a cloud with a public one, and a stranger whom one of them may ask."""
     stranger = Stranger(script)

@@ -240,9 +240,7 @@ def test_where_neither_side_finds_anything_the_larger_model_writes(own: int, pee
     assert isinstance(options, AggregateOptions) and options.writer == writer
 
 
-def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     def declines(context: RoutingContext) -> None:
         assert context.passages == 1, "asked before retrieval"
 
