@@ -266,7 +266,7 @@ def energy_meter(settings: NodeSettings, info: ModelInfo | None) -> ChosenMeter:
     else:
         device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
-    powers = Powers(settings.energy.compute_watts, settings.energy.send_watts, settings.energy.compute_gflops)
+    powers = Powers(settings.energy.compute_watts, settings.energy.compute_gflops)
     return choose_meter(
         settings.energy.meter,
         powers,

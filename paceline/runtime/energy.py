@@ -206,7 +206,6 @@ class Powers:
     """What the owner of a machine states of it."""
 
     compute_w: float = ENERGY.compute_watts  # while the engine runs (GELATO, Table I)
-    send_w: float = ENERGY.send_watts  # while sending (23 dBm, likewise)
     gflops: float | None = None  # 10^9 operations a second of the engine; None: not stated
 
 
@@ -227,7 +226,6 @@ class MeterSources:
 class ChosenMeter:
     meter: StepMeter | None  # never raises; None: energy is neither measured nor modelled
     text: str  # what it is, and why no better one, a sentence without its full stop
-    tried: tuple[str, ...] = field(default=())  # why others are not used
 
 
 def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> ChosenMeter:
@@ -255,7 +253,7 @@ def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> Chos
             log.warning("energy is not measured by %s for now (%s); %s", of, why, model_text)
 
         return ChosenMeter(MeterWithSubstitute(meter, model, failed), f"measured: {text}")
-    return ChosenMeter(model, f"{model_text}; not measured: {'; '.join(tried)}", tuple(tried))
+    return ChosenMeter(model, f"{model_text}; not measured: {'; '.join(tried)}")
 
 
 def _measuring(name: str, machine: MeterSources) -> tuple[StepMeter, str]:
