@@ -321,20 +321,6 @@ def open_outside(settings: NodeSettings) -> OutsideEndpoint | None:
     return OutsideEndpoint(outside.url, outside.model, outside.key, find=find)
 
 
-def look_outside(settings: NodeSettings) -> str:
-    """What that endpoint says of its models, of which it is asked and told nothing else. Raises PacelineError."""
-
-    async def look() -> str:
-        endpoint = open_outside(settings)
-        assert endpoint is not None, "it is set"
-        try:
-            return await endpoint.look()
-        finally:
-            await endpoint.close()
-
-    return asyncio.run(look())
-
-
 def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:
     """Open the look-up tables that answers are drafted from: one table per key, in the state directory.
 

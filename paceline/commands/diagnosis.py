@@ -5,6 +5,7 @@ One function per subject. Changes nothing, except that it creates and removes a 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import ipaddress
 import json
@@ -256,29 +257,39 @@ ANSWER_S = 5.0
 
 def program(settings: NodeSettings) -> Found:
     """Say whether this side's program runs and can be asked, or whether its port is free."""
-    where = f"{settings.host}:{settings.port}"
+    where, url = f"{settings.host}:{settings.port}", _url(settings)
     fault = bind_fault(settings.host, settings.port)
     if fault is None:
         return "ok", f"nothing runs on {where}, which is free"
-    found = _ready(_url(settings))
-    if found is None:
+    found = _get(f"{url}/readyz")
+    if found is None or "side" not in found:
         return "warn", f"{where} cannot be used ({fault}): stop what runs there or choose another"
-    if found.get("side") != settings.side:
+    if found["side"] != settings.side:
         return "warn", f"on {where} runs a program of the {found['side']}: stop it, or choose another port"
-    text = f"runs on {where}, model {found.get('model')}, {_counted(found.get('documents'))}"
-    linked = f"{found.get('peers', 0)} linked" if settings.side == "cloud" else _linked(found)
-    models = _models(_url(settings))
-    told = f"{text}, {linked}; {models}"
+    documents = found.get("documents")
+    linked = "linked with its cloud" if found.get("linked") else "not linked with a cloud"
+    if settings.side == "cloud":
+        linked = f"{found.get('peers', 0)} linked"
+    text = f"runs on {where}, model {found.get('model')}, {documents} document{'' if documents == 1 else 's'}, {linked}"
+    told = f"{text}; {_models(url)}"
     if not found.get("ready"):
         return "fail", f"{told}; it cannot be asked now: {found.get('engine', 'it is stopping')}"
     return "ok", told
 
 
 def outside(settings: NodeSettings) -> Found:
-    """Ask a stranger's endpoint for its models. Raises PacelineError."""
-    from paceline.bootstrap import look_outside
+    """Ask a stranger's endpoint for its models, and tell it nothing else. Raises PacelineError."""
+    from paceline.bootstrap import open_outside
 
-    return "ok", look_outside(settings)
+    async def look() -> str:
+        endpoint = open_outside(settings)
+        assert endpoint is not None, "it is set"
+        try:
+            return await endpoint.look()
+        finally:
+            await endpoint.close()
+
+    return "ok", asyncio.run(look())
 
 
 def bind_fault(host: str, port: int) -> str | None:
@@ -293,14 +304,6 @@ def bind_fault(host: str, port: int) -> str | None:
     return None
 
 
-def _counted(documents: object) -> str:
-    return f"{documents} document{'' if documents == 1 else 's'}"
-
-
-def _linked(found: Mapping[str, object]) -> str:
-    return "linked with its cloud" if found.get("linked") else "not linked with a cloud"
-
-
 def _url(settings: NodeSettings) -> str:
     """Where this machine reaches a program that listens as the settings say."""
     host = settings.host
@@ -311,12 +314,6 @@ def _url(settings: NodeSettings) -> str:
     if address.is_unspecified:
         host = "127.0.0.1" if address.version == 4 else "::1"
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}"
-
-
-def _ready(url: str) -> Mapping[str, object] | None:
-    """The body of `/readyz`; None where no program of this kind answers."""
-    found = _get(f"{url}/readyz")
-    return found if found is not None and "side" in found else None
 
 
 def _models(url: str) -> str:
