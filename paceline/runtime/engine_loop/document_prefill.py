@@ -21,7 +21,7 @@ from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp, Sequences, StoredPrefix
+from paceline.runtime.engine_loop.requests import SequenceOp, Sequences, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
 
 log = logging.getLogger("paceline.node")
@@ -143,15 +143,12 @@ class DocumentPrefiller:
             finally:
                 loop.call_soon_threadsafe(deliver, rows)
 
-        def answered(result: Rows | EngineError) -> None:
-            if isinstance(result, EngineError):
-                deliver(None)
-            else:
-                self._worker.submit(SequenceOp(seq, None, export))
-
         try:
-            self._worker.submit(ForwardRequest(Segment(seq, 0, tokens, logits="none"), answered))
+            await self._worker.compute(Segment(seq, 0, tokens, logits="none"))
+            self._worker.submit(SequenceOp(seq, None, export))
             return await exported
+        except EngineError:
+            return None
         finally:
             self._worker.submit(SequenceOp.release(seq))
 

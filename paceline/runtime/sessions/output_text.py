@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.batching.segment import Segment
@@ -18,23 +18,6 @@ from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
 from paceline.runtime.turnstile import Turnstile
-
-
-class Detokenizer:
-    """Incremental text of a stream of tokens, whose bytes may be parts of characters. The joined pieces equal the
-    joined bytes decoded as UTF-8. Not handled: grapheme clusters, whose code points may be split between two pieces.
-
-    Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; an unfinished character
-    is held back, and dropped at the end.
-    """
-
-    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
-        self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token: int) -> str:
-        """The text that this token completes; may be empty."""
-        return self._decoder.decode(self._token_bytes(token))
 
 
 class StopStrings:
@@ -87,13 +70,18 @@ class StopStrings:
 
 
 class AnswerText:
-    """Text of one answer. Stop strings are looked for behind its thinking, and text after one is dropped."""
+    """Text of one answer. Stop strings are looked for behind its thinking, and text after one is dropped.
+
+    Bytes that can never become a character (RFC 3629) give U+FFFD as soon as that is certain; an unfinished character
+    is held back, and dropped at the end. Not handled: grapheme clusters, which may be split between two pieces.
+    """
 
     def __init__(
         self, tokenizer: TextModel, stops: Sequence[str], min_tokens: int = 0, thinking: Thinking | None = None
     ) -> None:
         """min_tokens: that complete no stop string. thinking: that the answer may begin with."""
-        self._detokenizer = Detokenizer(tokenizer.token_bytes)
+        self._bytes = tokenizer.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._parts = ThinkingText(thinking)
         self._stops = StopStrings(tuple(stops))
         self._early = min_tokens  # tokens to come of those
@@ -117,7 +105,7 @@ class AnswerText:
 
     def push(self, token: int) -> tuple[list[Piece], bool]:
         """Append a token: (text that has become final, whether a stop string ended the answer)."""
-        text = self._detokenizer.push(token)
+        text = self._decoder.decode(self._bytes(token))
         self.length += len(text)
         self._early -= 1
         was_thinking = self.is_thinking

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 
 from hypothesis import given
@@ -9,7 +10,6 @@ from hypothesis import strategies as st
 
 from paceline.api.completions import EchoedPrompt, Entry, Offsets, entries
 from paceline.runtime.service import Logprobs, TokenLogprob
-from paceline.runtime.sessions.output_text import Detokenizer
 
 
 def logprobs(data: bytes) -> Logprobs:
@@ -51,12 +51,12 @@ def test_a_token_begins_where_its_first_character_stands(case: tuple[str, list[b
 
 @given(st.lists(st.binary(min_size=0, max_size=4), min_size=1, max_size=20))
 def test_offsets_never_leave_the_text_whatever_the_bytes(tokens: list[bytes]) -> None:
-    detokeniser = Detokenizer(lambda token: tokens[token])
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = ""
     result = entries([logprobs(token) for token in tokens], Offsets())
     for index, offset in enumerate(offsets_of(result)):
         assert offset == len(text)
-        text += detokeniser.push(index)
+        text += decoder.decode(tokens[index])
 
 
 @given(cut(), cut(), st.integers(1, 9))

@@ -1,63 +1,12 @@
-"""Incremental text: no broken characters and no stop strings, for any division into pieces."""
+"""Incremental text: no stop strings, for any division into pieces."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runtime.sessions.output_text import Detokenizer, StopStrings
-
-SCRIPTS = (
-    "The answer is 42.",
-    "Größe, naïve, façade",
-    "答えは四十二です",
-    "उत्तर बयालीस है",
-    "👩‍👩‍👧‍👦🏳️‍🌈😀",
-)
-
-
-def pushed(data: bytes, cuts: Iterable[int]) -> list[str]:
-    """Text pieces when `data` is cut at these places."""
-    places = sorted({0, len(data), *(cut for cut in cuts if 0 < cut < len(data))})
-    pieces = [data[a:b] for a, b in pairwise(places)]
-    detokenizer = Detokenizer(lambda token: pieces[token])
-    return [detokenizer.push(token) for token in range(len(pieces))]
-
-
-@pytest.mark.parametrize("text", SCRIPTS)
-def test_every_cut_of_a_script_gives_its_characters(text: str) -> None:
-    data = text.encode()
-    for cut in range(len(data) + 1):
-        pieces = pushed(data, [cut])
-        assert "".join(pieces) == text
-        assert "\ufffd" not in pieces
-    assert "".join(pushed(data, range(len(data)))) == text
-
-
-@given(st.text(), st.lists(st.integers(0, 60), max_size=20))
-def test_pieces_of_any_text_join_to_it(text: str, cuts: list[int]) -> None:
-    assert "".join(pushed(text.encode(), cuts)) == text
-
-
-@given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=20))
-def test_invalid_bytes_decode_as_in_one_go(data: bytes, cuts: list[int]) -> None:
-    joined = "".join(pushed(data, cuts))
-    assert joined == "".join(pushed(data, []))
-    assert data.decode("utf-8", "replace") in (joined, joined + "\ufffd")
-
-
-def test_half_a_character_at_the_end_is_held_back() -> None:
-    assert Detokenizer(lambda _: b"a\xf0\x9f\x98").push(0) == "a"
-
-
-def test_a_byte_that_can_never_complete_is_replaced_at_once() -> None:
-    pieces = [b"\xe2", b"(", b"\xff"]
-    detokenizer = Detokenizer(lambda token: pieces[token])
-    assert [detokenizer.push(token) for token in range(3)] == ["", "\ufffd(", "\ufffd"]
+from paceline.runtime.sessions.output_text import StopStrings
 
 
 def first_complete(text: str, stops: tuple[str, ...]) -> int | None:
