@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import tempfile
 import time
 from collections import Counter
@@ -16,8 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -133,7 +131,7 @@ def demo(
     questions = load_questions(models.SAMPLES / "questions.json")
     documents: dict[Side, Path] = {"cloud": models.SAMPLES / "public", "device": models.SAMPLES / "private"}
     ports: dict[Side, int] = {"cloud": port, "device": agent_port}
-    with _ended_by_signals(), _state_directory(screen, keep) as directory, Children(directory) as children:
+    with _state_directory(screen, keep) as directory, Children(directory) as children:
         screen.say("starting a cloud server and a device agent")
         model = str(Path(model).absolute()) if Path(model).exists() else model  # the programs run in another folder
         pair = start_pair(children, documents, model=model, embedder="minilm", device=DEVICE, ports=ports)
@@ -200,19 +198,3 @@ def _state_directory(screen: Screen, keep: bool) -> Iterator[Path]:
             screen.say(f"state kept in {directory}", "")
         else:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the demonstration as Ctrl-C does, so that nothing is left running."""
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  # a signal handler's signature
-        raise typer.Exit(128 + number)
-
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

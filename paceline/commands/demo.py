@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 START_S = 300.0  # loading both models takes about 5 s on two idle cores; a program that ends is noticed at once
 STOP_S = 5.0
 POLL_S = 0.1
+ENDINGS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]  # of this process alone
 TAIL = 25  # lines of a program's output that are shown when it fails
 
 Readiness = Mapping[str, object]
@@ -92,13 +93,13 @@ class Children:
 
     directory: Path  # working directory of the programs, and where their output goes
     members: list[Child] = field(default_factory=list)
-    _handles_end: bool = False  # SIGTERM, which would end this process alone, is handled here meanwhile
+    _handled: list[int] = field(default_factory=list)  # signals that are, here, meanwhile
 
     def __enter__(self) -> Self:
-        is_main = threading.current_thread() is threading.main_thread()
-        self._handles_end = is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        if self._handles_end:
-            signal.signal(signal.SIGTERM, _exit)
+        if threading.current_thread() is threading.main_thread():
+            self._handled = [each for each in ENDINGS if signal.getsignal(each) is signal.SIG_DFL]
+        for number in self._handled:
+            signal.signal(number, _exit)
         return self
 
     def __exit__(
@@ -107,8 +108,8 @@ class Children:
         try:
             self.stop()
         finally:
-            if self._handles_end:
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            for number in self._handled:
+                signal.signal(number, signal.SIG_DFL)
 
     def start(self, name: str, arguments: Sequence[str], *, port: int) -> Child:
         log = self.directory / f"{name}.log"

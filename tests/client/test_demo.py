@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +15,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-import typer
 from rich.console import Console
 
 from client import demo
@@ -150,16 +147,6 @@ def test_the_state_is_removed_or_kept_as_asked(screen: Screen, shown: io.StringI
         raise PacelineError("anything")
     assert kept.is_dir() and str(kept) in shown.getvalue()
     kept.rmdir()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_it_in_order_and_the_handlers_are_put_back(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(typer.Exit) as end, demo._ended_by_signals():
-        os.kill(os.getpid(), number)
-        signal.pause()
-    assert end.value.exit_code == 128 + number
-    assert signal.getsignal(number) is before
 
 
 def test_each_fault_is_named_and_a_right_answer_has_none() -> None:

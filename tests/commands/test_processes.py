@@ -96,13 +96,18 @@ def test_a_program_that_will_not_end_is_killed_with_what_it_started(
     assert alive == []
 
 
-def test_no_program_is_left_behind_by_sigterm(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as ended, Children(tmp_path) as children:
-        child = children.start("server", python("import signal; signal.pause()"), port=1)
-        signal.raise_signal(signal.SIGTERM)
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert child.process.poll() is not None
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_no_program_is_left_behind_by_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as ended, Children(tmp_path) as children:
+            child = children.start("server", python("import signal; signal.pause()"), port=1)
+            signal.raise_signal(number)
+        assert ended.value.code == 128 + number
+        assert child.process.poll() is not None
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_no_program_is_left_behind_by_a_second_interrupt(tmp_path: Path) -> None:
