@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.workflow.flows import EMBED, FLOWS, WorkflowName, WorkflowSizes, WorkflowStages
+from paceline.workflow.flows import EMBED, FLOWS, SearchStages, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Need, Operation, Outcome, Stage
 
 from .lengths import Lengths
@@ -65,12 +65,17 @@ def _ends(rng: random.Random, count: int) -> tuple[int, ...]:
 SPLIT: Final = Operation("host", "split")
 
 
+def _near(search: SearchStages) -> list[Stage]:
+    return [] if search.near is None else [search.near]
+
+
 @dataclass(slots=True)
 class QueryScript:
     """A `Script` of the simulation. whole: agents are heard when they have ended, not as they write."""
 
     query: Query
     stages: WorkflowStages
+    documents: Stage  # what searches wait for
     first: list[Stage]  # what is known from the beginning
     whole: bool
     longer: int = 0  # tokens more of the answer
@@ -82,8 +87,11 @@ class QueryScript:
         chunks = query.sizes.chunks
         split = Stage("split", SPLIT, chunks, private=True)
         embed = Stage("embed", EMBED, chunks, [Need(split, "flow")], request=split.request, private=True)
-        stages = WorkflowStages(FLOWS[workflow], query.sizes, split.request, embed)
-        return QueryScript(query, stages, [split, embed, *stages.begin()], whole, longer)
+        stages = WorkflowStages(FLOWS[workflow], query.sizes, split.request)
+        first = stages.begin()
+        for search in (stages.answer.read,) if stages.searched is None else _near(stages.searched):
+            search.needs.append(Need(embed))
+        return QueryScript(query, stages, embed, [split, embed, *first], whole, longer)
 
     def items(self, stage: Stage, first: int, count: int) -> int:
         return max(1, min(count, self._length(stage) - first)) if stage.operation.open_ended else count
@@ -116,7 +124,10 @@ class QueryScript:
 
     def _added(self, stage: Stage) -> list[Stage]:
         if self.stages.rewrite is not None and stage is self.stages.rewrite.write:
-            return self.stages.search().stages
+            search = self.stages.search()
+            for near in _near(search):
+                near.needs.append(Need(self.documents))
+            return search.stages
         self._pages += 1
         planned = self.stages.plan is not None and stage is self.stages.plan.write
         return self.stages.page(stage, self.query.page_chunks[self._pages - 1], planned=planned).stages

@@ -127,7 +127,6 @@ class WorkflowStages:
     flow: Flow
     sizes: WorkflowSizes
     request: Request = field(default_factory=Request)
-    documents: Stage | None = None  # what searches of this side's documents wait for
     searched: SearchStages | None = field(init=False, default=None)  # of the question, in a flow that does not rewrite
     rewrite: TextStages | None = field(init=False, default=None)
     plan: TextStages | None = field(init=False, default=None)
@@ -145,7 +144,7 @@ class WorkflowStages:
         if flow.rewrites:
             self.rewrite = self._agent("rewrite", asked, WRITTEN, decides=True)
             found += self.rewrite.stages
-            waits += [self.rewrite.write] if self.documents is None else [self.documents, self.rewrite.write]
+            waits.append(self.rewrite.write)
         else:
             self.searched = self.search(rewritten=False)
             found += self.searched.stages
@@ -167,7 +166,7 @@ class WorkflowStages:
         sizes, refines = self.sizes, self.flow.rewrites
         decider = self.rewrite.write if rewritten and self.rewrite is not None else None
         embed = self._stage("embed question", EMBED, 1, after=decider)
-        near = self._stage("search", SEARCH, 1, [embed, *([self.documents] if self.documents is not None else [])])
+        near = self._stage("search", SEARCH, 1, [embed])
         near.private = sizes.private
         asks_far = sizes.far and self.flow is not SUMMARY
         far = self._stage("search far", SEARCH_FAR, 1, after=decider) if asks_far else None

@@ -29,7 +29,7 @@ _ASK: Final = (
     "{question}\nReply with the few words of the text that answer this, exactly as they stand there. Reply NONE if the "
     "text does not answer it."
 )
-_SUMMARISE: Final = "What does the text say? Name its facts in at most three short sentences, and nothing else."
+SUMMARISE: Final = "What does the text say? Name its facts in at most three short sentences, and nothing else."
 _SUMMARY: Final = re.compile(
     r"\b(?:summar\w+|sum\s+up|overview|synopsis|zusammenfass\w*|fass\w*\s.*\bzusammen|résum\w+)", re.I
 )
@@ -56,11 +56,6 @@ def asked_of_passage(question: str, *, points: bool) -> str:
     """The message of a job. points: to a model that answers with words of the passage anyway, and follows nothing."""
     text = reading.shortened(reading.one_line(question), MAX_ASKED)
     return text if points else _ASK.format(question=text)
-
-
-def asked_of_part() -> str:
-    """The message of a job that summarises."""
-    return _SUMMARISE
 
 
 # ---- what counts of a reply ------------------------------------------------------------------------------------------

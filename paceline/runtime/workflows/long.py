@@ -190,7 +190,7 @@ class SummaryJobs(PassageJobs):
         parts = jobs.parts_of_texts(sizes, self._most)
         self._found = [found[part.start] for part in parts]
         read = [joined(found[part.start : part.stop]) for part in parts]
-        return Round(jobs.asked_of_part(), jobs.SUMMARY_TOKENS, range(len(read)), read)
+        return Round(jobs.SUMMARISE, jobs.SUMMARY_TOKENS, range(len(read)), read)
 
     def _counts(self, reply: str, found: Found) -> str:
         return jobs.summary_of(reply, found.passage.text)
