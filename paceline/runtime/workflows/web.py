@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -103,7 +102,6 @@ class NodeWeb:
     link: Link | None = None
     parsing: Around = nullcontext  # of pages
     _egress: Egress = field(default_factory=Egress)
-    _sent: Counter[str] = field(default_factory=Counter)
 
     @property
     def side(self) -> Side:
@@ -116,7 +114,7 @@ class NodeWeb:
 
     def sent(self) -> Mapping[str, float]:
         """Bytes sent for it, by kind."""
-        return self._egress.stats() | {f"sent_{kind}_bytes": float(size) for kind, size in sorted(self._sent.items())}
+        return self._egress.stats()
 
     async def search(self, query: str) -> Sequence[WebResult]:
         """Raises PacelineError."""
@@ -124,7 +122,7 @@ class NodeWeb:
 
     async def read(self, url: str) -> WebPage:
         """Raises PacelineError."""
-        self._sent["page_url"] += len(url.encode())
+        self._egress.beside("page_url", sent=len(url.encode()))
         return await self.access.read(url, self.store, self.parsing)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
@@ -135,7 +133,7 @@ class NodeWeb:
     async def _search(self, query: str) -> Sequence[WebResult]:
         provider, results = self.access.provider, self.limits.results
         if provider is not None:
-            self._sent["web_query"] += len(query.encode())
+            self._egress.beside("web_query", sent=len(query.encode()))
             try:
                 return await provider.search(query, results)
             except WebError as error:  # it names the operator's server, which is nobody else's business
@@ -143,20 +141,15 @@ class NodeWeb:
                 raise PacelineError("the web search has failed; this side's log says why") from error
         if self.here == "cloud":
             found: Sequence[Passage] = await asyncio.to_thread(self.store.search, query, results) if query else ()
-            return [_result(passage) for passage in found]
-        if self.link is None:
+        elif self.link is None:
             raise PacelineError("the cloud, whose documents stand for the web, is not linked")
-        try:
-            found = await search_cloud(self.link, query, results, self._egress)
-        except LinkError as error:
-            raise PacelineError(f"the cloud's documents are not searched: {error}") from error
-        return [_result(passage) for passage in found]
-
-
-def _result(passage: Passage) -> WebResult:
-    return WebResult(
-        one_line(passage.title or passage.document, MAX_TITLE), "", one_line(passages_text(passage), MAX_SNIPPET)
-    )
+        else:
+            try:
+                found = await search_cloud(self.link, query, results, self._egress)
+            except LinkError as error:
+                raise PacelineError(f"the cloud's documents are not searched: {error}") from error
+        titled = ((one_line(each.title or each.document, MAX_TITLE), passages_text(each)) for each in found)
+        return [WebResult(title, "", one_line(text, MAX_SNIPPET)) for title, text in titled]
 
 
 # Research of one workflow: queries of the plan are searched for, pages are read, and a second look may ask for more.
