@@ -35,7 +35,7 @@ def sample(directory: Path, keyring: Keyring) -> Iterator[tuple[Node, FastAPI]]:
     with DocumentStore.open(directory / "docs", load_embedder("hash")) as store:
         node = Node("cloud", fake_model(0), store, NodeParts(offer=Offer(max_tokens=8)))
         registry = Registry(directory)
-        links = Links(registry, node, _no_introduction, key=PrivateKey.generate())
+        links = Links(registry, node.on_link, _no_introduction, key=PrivateKey.generate())
         yield node, add_devices(create_app(node, keyring=keyring), registry, links)
 
 

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket
@@ -40,12 +40,6 @@ SLACK_S = 60.0  # a key stored further in the future was stored before the clock
 _log = logging.getLogger("paceline.server")
 
 
-class LinkReceiver(Protocol):
-    """Receiver of new links: `runtime.node.Node`."""
-
-    def on_link(self, link: Link, peer: str) -> None: ...
-
-
 @dataclass(slots=True)
 class _Live:
     link: Link
@@ -60,7 +54,7 @@ class Links:
     def __init__(
         self,
         registry: Registry,
-        peers: LinkReceiver,
+        on_link: Callable[[Link, str], None],
         introduce: Callable[[], Introduction],
         *,
         key: Signer,
@@ -70,11 +64,12 @@ class Links:
         fleet: Fleet | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`introduce` is called for each link, since the number of documents changes. `key`: the server's.
-        `credential_hours`: life of a device's key, which is renewed when half of it is over."""
+        """`on_link`: told of each new link with its device. `introduce` is called for each link, since the number of
+        documents changes. `key`: the server's. `credential_hours`: life of a device's key, which is renewed when half
+        of it is over."""
         self.key = key
         self._registry = registry
-        self._peers = peers
+        self._on_link = on_link
         self._introduce = introduce
         self._life_s = credential_hours * HOUR_S
         self._emulation = emulation
@@ -212,7 +207,7 @@ class Links:
             closing = asyncio.create_task(older.link.close(CloseCode.DUPLICATE_DEVICE))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        self._peers.on_link(link, link.device)
+        self._on_link(link, link.device)
         if self._fleet is not None:
             self._fleet.linked(link.device)
             watching = asyncio.create_task(self._unlinked(link, self._fleet))

@@ -149,7 +149,7 @@ async def run(settings: ServerSettings) -> None:
                 nonlocal live
                 live = Links(
                     registry,
-                    opened.node,
+                    opened.node.on_link,
                     opened.introduction,
                     key=key,
                     credential_hours=settings.tuning.credential_hours,

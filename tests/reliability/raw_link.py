@@ -180,7 +180,7 @@ async def raw_cloud(state: Path, known: Introduction) -> AsyncIterator[tuple[str
     """URL, registry and links of a cloud that does nothing by itself. known: how it introduces itself."""
     with closing(listen("127.0.0.1", 0)) as listener:
         registry = Registry(state)
-        live = RawLinks(registry, _Nobody(), lambda: known, key=PrivateKey.generate())
+        live = RawLinks(registry, _Nobody().on_link, lambda: known, key=PrivateKey.generate())
         live.links, live.known, live.keys = asyncio.Queue(), known, []
         ready = asyncio.Event()
         server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)

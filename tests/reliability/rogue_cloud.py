@@ -132,7 +132,7 @@ async def rogue_cloud(state: Path, model: LoadedModel) -> AsyncIterator[RogueClo
         known = Introduction(model.tokenizer.fingerprint, info.fingerprint, "honest", list(STRATEGIES), 1)
         ready = asyncio.Event()
         key = PrivateKey.generate()
-        live = Links(registry, rogue, lambda: known, key=key, vocab_size=model.tokenizer.vocab_size)
+        live = Links(registry, rogue.on_link, lambda: known, key=key, vocab_size=model.tokenizer.vocab_size)
         server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve([listener]))

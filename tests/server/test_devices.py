@@ -359,7 +359,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Regist
     from tests.wire.identities import CLOUD
 
     registry = Registry(tmp_path_factory.mktemp("door"))
-    live = Links(registry, Peers(), lambda: CLOUD, key=SERVER)
+    live = Links(registry, Peers().on_link, lambda: CLOUD, key=SERVER)
     app = add_devices(create_app(ScriptedService(), keyring=Keyring({"secret": None})), registry, live)
     with running(app) as url:
         yield url, registry
