@@ -89,12 +89,7 @@ class Worker(ABC):
         return SeqId(self._next_seq)
 
     def group(
-        self,
-        rows: int,
-        line: tuple[Hashable, int] | None = None,
-        *,
-        owner: str = "",
-        criticality: float = 0.0,
+        self, rows: int, line: tuple[Hashable, int] | None = None, *, owner: str = "", criticality: float = 0.0
     ) -> Group:
         """A group of sequences that need this number of rows at most, all together."""
         self._next_group += 1
