@@ -38,24 +38,24 @@ class StoredModel:
     size: int  # bytes
 
 
-def stored_models(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> list[StoredModel]:
+def stored_models() -> list[StoredModel]:
     """All of them, by store and name; what cannot be read is left out."""
-    home = home or Path.home()
+    home = Path.home()
     return [
-        *_ollama(Path(environment.get("OLLAMA_MODELS") or home / ".ollama" / "models")),
+        *_ollama(Path(os.environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")),
         *_lm_studio(home / ".lmstudio" / "models"),
         *_lm_studio(home / ".cache" / "lm-studio" / "models"),
-        *_llama_cpp(Path(environment.get("LLAMA_CACHE") or home / ".cache" / "llama.cpp")),
+        *_llama_cpp(Path(os.environ.get("LLAMA_CACHE") or home / ".cache" / "llama.cpp")),
         *_packaged(),
     ]
 
 
-def find_stored(name: str, environment: Mapping[str, str] = os.environ, home: Path | None = None) -> Path | None:
+def find_stored(name: str) -> Path | None:
     """The file of the model of that name; None if no store has it.
 
     Raises ConfigError for the beginning of names, and for a package to install.
     """
-    wanted, models = {name, f"{name}:latest"}, stored_models(environment, home)
+    wanted, models = {name, f"{name}:latest"}, stored_models()
     found = next((model.path for model in models if model.name in wanted), None)
     more = [model.name for model in models if model.name.startswith((f"{name}/", f"{name}:"))]
     if found is None and more:

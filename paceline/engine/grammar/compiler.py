@@ -41,7 +41,9 @@ T = TypeVar("T")
 log = logging.getLogger("paceline.grammar")
 
 MAX_CACHED = 64  # constraints, compiled or refused, each for its owner
-MAX_COMPILE_S = 2.0  # processor time, after which no further part is tried; one part takes about 1 s at most
+# Processor time after which no further part is tried; one takes about 1 s at most. A machine of half the speed refuses
+# schemas of half the cost.
+MAX_COMPILE_S = 2.0
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
 _LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
@@ -56,10 +58,8 @@ _NAMES: dict[ConstraintKind, str] = {"regex": "pattern", "choice": "list of choi
 class GrammarCompiler:
     """Compiler for the vocabulary of one model, with a cache. Thread-safe."""
 
-    def __init__(self, tokenizer: TextModel, *, max_compile_s: float = MAX_COMPILE_S) -> None:
-        """max_compile_s: see `MAX_COMPILE_S`. A machine of half the speed refuses schemas of half the cost."""
+    def __init__(self, tokenizer: TextModel) -> None:
         self._tokenizer = tokenizer
-        self._max_compile_s = max_compile_s
         self._eos_ids = frozenset(token for token in tokenizer.eos_ids if 0 <= token < tokenizer.vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
@@ -74,7 +74,8 @@ class GrammarCompiler:
             if self._vocabulary is None and self._eos_ids:
                 texts = _Vocabulary(self._tokenizer, self._eos_ids)
                 self._ends = _Ends(texts.tokens)
-                self._vocabulary = _vocabulary(texts, self._eos_ids)
+                ends = sorted(self._eos_ids)
+                self._vocabulary = LLTokenizer(TokenizerWrapper(texts), n_vocab=len(texts.tokens), eos_token=ends)
 
     def known(self, constraint: Constraint, owner: str = "") -> Mask | None:
         """A new mask for one answer, if the constraint was compiled for this owner before. Raises as `mask` does."""
@@ -107,7 +108,7 @@ class GrammarCompiler:
         return EndMask(mask, constraint, self._tokenizer.vocab_size, self._eos_ids)
 
     def mask(self, constraint: Constraint, owner: str = "") -> Mask:
-        """A new mask for one answer. Blocks while the constraint is compiled, for `max_compile_s` and one part more.
+        """A new mask for one answer. Blocks while the constraint is compiled, for `MAX_COMPILE_S` and one part more.
 
         Raises RequestError with the request's field for a constraint that cannot be enforced.
         """
@@ -121,7 +122,7 @@ class GrammarCompiler:
         self.warm()
         if self._vocabulary is None:
             raise RequestError("This model has no end-of-text token: no answer can be held to a form.", param=param)
-        compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + self._max_compile_s)
+        compiled = self._compiled(constraint, self._vocabulary, time.thread_time() + MAX_COMPILE_S)
         with self._lock:
             self._cache[owner, Constraint(constraint.kind, constraint.text)] = compiled
             if len(self._cache) > MAX_CACHED:
@@ -351,10 +352,6 @@ class _Vocabulary:
     def __call__(self, text: str | bytes) -> list[int]:
         del text  # called for forced text only, and nothing is forced
         return []
-
-
-def _vocabulary(texts: _Vocabulary, eos_ids: frozenset[int]) -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(texts), n_vocab=len(texts.tokens), eos_token=sorted(eos_ids))
 
 
 # ---- llguidance ------------------------------------------------------------------------------------------------------
