@@ -141,28 +141,27 @@ async def _truncated(service: Service, asked: ResponseRequest, request: Generate
         left = (*messages[:fixed], *messages[fixed + count :])
         return replace(request, prompt=replace(request.prompt, messages=left))
 
+    async def fits(count: int) -> bool:
+        try:
+            generation = await service.prepare(without(count))
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return False
+        await generation.aclose()
+        return True
+
     low, high = 1, len(messages) - fixed - 1  # messages to drop
     max_dropped = high
     while low <= high:
         middle = (low + high) // 2
-        if await _fits(service, without(middle)):
+        if await fits(middle):
             high = middle - 1
         else:
             low = middle + 1
     if low > max_dropped:
         raise too_long
     return await service.prepare(without(low))
-
-
-async def _fits(service: Service, request: GenerateRequest) -> bool:
-    try:
-        generation = await service.prepare(request)
-    except RequestError as error:
-        if error.code != "context_length_exceeded":
-            raise
-        return False
-    await generation.aclose()
-    return True
 
 
 # ---- responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the

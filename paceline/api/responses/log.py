@@ -181,7 +181,7 @@ class EventWriter:
             self._waiting.append(job)
             is_first = len(self._waiting) == 1
         if is_first:  # the others are written with it
-            self._thread.submit(self._flush)
+            self._submit(self._flush)
 
     async def query(self, run: Callable[[], T]) -> T:
         """The result of `run`, called on the thread after everything that was appended before."""
@@ -198,7 +198,7 @@ class EventWriter:
             self._submit(partial(self._shrink, int(self._retention.max_bytes * (1 - SHRINK_SLACK))))
 
     def _submit(self, job: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # it is closed: nothing more is removed now
+        with suppress(RuntimeError):  # it has just been closed: nothing more is written or removed
             self._thread.submit(job)
 
     def _flush(self) -> None:
