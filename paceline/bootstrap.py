@@ -175,7 +175,7 @@ async def run_node(
         outcomes = Outcomes(settings.state_dir) if settings.side == "device" else None
         kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge, outcomes)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
-        guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(settings.state_dir, names))
+        guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(database or settings.state_dir, names))
         handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
         terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff, open_outside(settings))
         tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)

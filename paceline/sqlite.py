@@ -163,18 +163,17 @@ class SqliteFile:
 
 
 class OwnRows:
-    """The rows of a small store that this machine keeps for itself, in a file or in memory. Safe to use from several
-    threads; methods block for a disk access."""
+    """The rows of a small store, by a connection that stays. Safe to use from several threads; methods block for an
+    access to the disk or the database."""
 
-    def __init__(self, path: Path | None, kind: str, version: int, schema: Iterable[str], advice: str) -> None:
-        """kind: as of `speaking`. advice: as of `sql.prepare`. Raises ConfigError and StorageError where it cannot be
-        used."""
-        self._file = SqliteFile(path, kind)
+    def __init__(self, place: StorePlace, version: int, schema: Iterable[str], advice: str) -> None:
+        """advice: as of `sql.prepare`. Raises ConfigError and StorageError where it cannot be used."""
+        self._place = place
         self._lock = threading.Lock()
-        with self._file.explained():
-            self._rows = self._file.connect()
+        with place.explained():
+            self._rows = place.connect()
             try:
-                prepare(self._rows, self._file.name, version, schema, advice)
+                prepare(self._rows, place.name, version, schema, advice)
             except BaseException:
                 self._rows.close()
                 raise
@@ -184,13 +183,13 @@ class OwnRows:
             self._rows.close()
 
     @contextmanager
-    def reading(self) -> Iterator[SqliteConnection]:
+    def reading(self) -> Iterator[SqlConnection]:
         """Raises StorageError."""
-        with self._lock, self._file.explained():
+        with self._lock, self._place.explained():
             yield self._rows
 
     @contextmanager
-    def changing(self) -> Iterator[SqliteConnection]:
+    def changing(self) -> Iterator[SqlConnection]:
         """In one transaction. Raises StorageError."""
         with self.reading() as rows, transaction(rows):
             yield rows

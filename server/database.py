@@ -20,6 +20,7 @@ from paceline.postgres import MAX_CONNECTIONS, SCHEMA, Postgres
 from paceline.rag import database as documents
 from paceline.rag.rows import unpacked, written
 from paceline.rag.store.files import FOLDER, STEP, stored_name
+from paceline.runtime import policy
 from paceline.sealing import open_answers_seal
 from paceline.sqlite import SqliteConnection, SqliteFile
 from paceline.system import lock
@@ -35,6 +36,7 @@ STORES: Final[Mapping[str, int]] = {  # formats that are copied, by file
     keys.STORE: state.VERSION,
     devices.STORE: state.VERSION,
     responses.STORE: responses.VERSION,
+    policy.STORE: policy.VERSION,
 }
 SKEW_S: Final = 2.0  # between two clocks, from which keys and codes would end at other times on each server
 ROWS: Final = 1000  # read from a file at once
@@ -57,6 +59,7 @@ def copy(folder: Path, postgres: Postgres, docs: Path | None = None) -> dict[str
         keys.Keys(postgres)
         devices.Registry(postgres)
         responses.EventStore(postgres).close()
+        policy.tables(postgres).close()
         with psycopg.connect(postgres.url) as target:
             target.execute(f"SET search_path = {SCHEMA}")
             for store, version in STORES.items():

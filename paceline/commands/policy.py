@@ -6,7 +6,7 @@ A running program knows it at its next search. Whoever may write the state direc
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ import typer
 
 from paceline.commands.docs import Documents
 from paceline.commands.groups import group_of
-from paceline.commands.options import Json, Where, spread, write_json
+from paceline.commands.options import Json, Where, opened_database, spread, write_json
 from paceline.core.printable import printable
 from paceline.errors import ConfigError
 
@@ -93,6 +93,10 @@ def _documents(where: Where) -> Iterator[tuple[list[RuledDocument], PolicyState]
 
     settings = where.settings
     documents = Documents(where.side, state_dir=where.state_dir, config=where.config)
-    with documents.opened() as store, closing(PolicyState(settings.state_dir)) as state:
+    with ExitStack() as opened_here:
+        if (database := opened_database(settings)) is not None:
+            opened_here.callback(database.close)
+        store = opened_here.enter_context(documents.opened())
+        state = opened_here.enter_context(closing(PolicyState(database or settings.state_dir)))
         known = RuledDocuments(store, settings.policy.policy()).known().by_id.values()
         yield sorted((each for each in known if each.rules), key=lambda each: each.name), state

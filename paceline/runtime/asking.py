@@ -27,7 +27,8 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
-from paceline.sqlite import OwnRows, SqliteConnection
+from paceline.sql import SqlConnection
+from paceline.sqlite import OwnRows, SqliteFile
 from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")
@@ -130,20 +131,19 @@ class ActivityLog:
         done = outcome, json.dumps(dict(sent)), tokens, entry
         self._write("UPDATE questions SET outcome = ?, sent = ?, tokens = ? WHERE id = ?", *done)
 
-    def _insert(self, rows: SqliteConnection, question: CloudQuestion, outcome: str | None, times: int = 1) -> int:
+    def _insert(self, rows: SqlConnection, question: CloudQuestion, outcome: str | None, times: int = 1) -> int:
         if self._written % _TRIM_EVERY == 0:
             self._trim(rows)
         self._written += 1
         text, asker = printable(question.text)[:MAX_QUESTION], printable(question.asker)
-        done = rows.execute(
+        ((entry,),) = rows.execute(
             "INSERT INTO questions (began, asker, question, privacy, refused, times, documents, sent, tokens, outcome) "
-            "VALUES (?, ?, ?, ?, ?, ?, '[]', '{}', 0, ?)",
+            "VALUES (?, ?, ?, ?, ?, ?, '[]', '{}', 0, ?) RETURNING id",
             (self._now(), asker, text, question.privacy, outcome is not None, times, outcome),
-        )
-        assert done.lastrowid is not None, "an insertion has an id"
-        return done.lastrowid
+        ).fetchall()
+        return int(entry)
 
-    def _trim(self, rows: SqliteConnection) -> None:
+    def _trim(self, rows: SqlConnection) -> None:
         rows.execute("DELETE FROM questions WHERE began < ?", (self._now() - MAX_AGE_S,))
         for refused in (False, True):
             rows.execute(
@@ -182,7 +182,7 @@ class ActivityLog:
 
 
 def _opened(state_dir: Path) -> OwnRows:
-    return OwnRows(state_dir / FILE, _KIND, _VERSION, _SCHEMA, _ADVICE)
+    return OwnRows(SqliteFile(state_dir / FILE, _KIND), _VERSION, _SCHEMA, _ADVICE)
 
 
 class EnrolmentAnswers:

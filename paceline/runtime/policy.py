@@ -1,23 +1,25 @@
 """The owner's policy at work: what is kept of it between answers, and what it says of one request.
 
-Kept in the state directory: which documents were confirmed, what each day has taken, and marks of texts that a rule
-holds, by which a conversation that goes on from one is recognised. Marks are keyed hashes of pieces of the texts, so
-that the file says nothing. Where something of it cannot be read at the start, the program does not start; where that
-happens later, what holds is the strictest: budgets are used up, and nothing is confirmed.
+Kept in the state directory, or in the database that several servers share: which documents were confirmed, what each
+day has taken, and marks of texts that a rule holds, by which a conversation that goes on from one is recognised,
+whichever server wrote it. Marks are keyed hashes of pieces of the texts, so that the store says nothing. Where
+something of it cannot be read at the start, the program does not start; where that happens later, what holds is the
+strictest until it can: budgets are used up, nothing leaves, and nothing is confirmed.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
 import secrets
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -43,13 +45,14 @@ from paceline.rag.prompt import query_of
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments
 from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Generation, GenerationResult
-from paceline.sqlite import OwnRows
+from paceline.sql import Home
+from paceline.sqlite import OwnRows, SqliteFile, place_in
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
 
 log = logging.getLogger("paceline.policy")
 
-FILE: Final = "policy.sqlite"
+STORE: Final = "policy"
 NAMED: Final = "named:"  # begins the owner of a question what would happen, which is no key's id
 PIECE: Final = 32  # letters and digits of a text that are marked together: any quotation of twice as many is recognised
 MAX_MARKS: Final = 1 << 17  # of the newest texts, some 4 MB
@@ -57,12 +60,17 @@ MAX_AGE_S: Final = 90 * 86_400.0
 KEPT_DAYS: Final = 32
 SAVE_S: Final = 1.0  # of what was taken, at most so much is lost with the power
 _LETTERS: Final = re.compile(r"[\W_]+")
-_VERSION: Final = 1
+VERSION: Final = 1
 _SCHEMA: Final = (
-    "CREATE TABLE secret (one INTEGER PRIMARY KEY, value BLOB NOT NULL)",
-    "CREATE TABLE confirmed (document BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE used (day TEXT, budget TEXT, amount REAL NOT NULL, PRIMARY KEY (day, budget)) WITHOUT ROWID",
-    "CREATE TABLE marks (mark BLOB PRIMARY KEY, level TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE policy_secret (one INTEGER PRIMARY KEY, value BLOB NOT NULL)",
+    "CREATE TABLE policy_confirmed (document BLOB PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE policy_used (day TEXT, budget TEXT, amount REAL NOT NULL, PRIMARY KEY (day, budget)) WITHOUT ROWID",
+    """CREATE TABLE policy_marks (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,  -- another one whenever its level changes
+        mark BLOB NOT NULL UNIQUE,
+        level TEXT NOT NULL,
+        at REAL NOT NULL
+    )""",
 )
 
 
@@ -70,18 +78,24 @@ def _pair(question: str, answer: str) -> str:
     return "\0".join(_LETTERS.sub("", text.casefold()) or text.strip() for text in (question, answer))
 
 
+def tables(state: Path | Home | None) -> OwnRows:
+    """Made where there are none. Raises ConfigError and StorageError where they cannot be used."""
+    kind, advice = "a file of the policy", "remove the file: documents are then asked for anew"
+    place = SqliteFile(None, kind) if state is None else place_in(state, STORE, kind)
+    return OwnRows(place, VERSION, _SCHEMA, advice)
+
+
 class PolicyState:
-    """The file in a state directory, or a database in memory. Safe to use from several threads and processes. Raises
+    """A store in a state directory, in a database, or in memory. Safe to use from several threads and processes. Raises
     ConfigError and StorageError where it cannot be used."""
 
-    def __init__(self, state_dir: Path | None, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: Path | Home | None, *, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        path = None if state_dir is None else state_dir / FILE
-        advice = "remove the file: documents are then asked for anew"
-        self._rows = OwnRows(path, "a file of the policy", _VERSION, _SCHEMA, advice)
-        with self._rows.reading() as rows:
-            rows.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (secrets.token_bytes(32),))
-            (self._secret,) = rows.execute("SELECT value FROM secret").fetchone()
+        self._rows = tables(state)
+        with self._rows.changing() as rows:
+            new = "INSERT INTO policy_secret VALUES (1, ?) ON CONFLICT (one) DO NOTHING"
+            rows.execute(new, (secrets.token_bytes(32),))
+            (self._secret,) = rows.execute("SELECT value FROM policy_secret").fetchone()
 
     def close(self) -> None:
         self._rows.close()
@@ -99,54 +113,61 @@ class PolicyState:
         mark = self.mark(document.identity)
         with self._rows.reading() as rows:
             if confirmed:
-                rows.execute("INSERT OR IGNORE INTO confirmed VALUES (?, ?)", (mark, self._now()))
+                new = "INSERT INTO policy_confirmed VALUES (?, ?) ON CONFLICT (document) DO NOTHING"
+                rows.execute(new, (mark, self._now()))
             else:
-                rows.execute("DELETE FROM confirmed WHERE document = ?", (mark,))
+                rows.execute("DELETE FROM policy_confirmed WHERE document = ?", (mark,))
 
     def confirmed(self) -> frozenset[bytes]:
         """Marks of their identities."""
         with self._rows.reading() as rows:
-            return frozenset(mark for (mark,) in rows.execute("SELECT document FROM confirmed"))
+            return frozenset(mark for (mark,) in rows.execute("SELECT document FROM policy_confirmed"))
 
     # ---- what was taken ---------------------------------------------------------------------------------------------
     def used(self) -> dict[Budget, float]:
         """Today."""
         with self._rows.reading() as rows:
-            found = rows.execute("SELECT budget, amount FROM used WHERE day = ?", (self.day,)).fetchall()
+            found = rows.execute("SELECT budget, amount FROM policy_used WHERE day = ?", (self.day,)).fetchall()
         return {cast(Budget, budget): float(amount) for budget, amount in found if budget in BUDGETS}
 
     def take(self, day: str, taken: Mapping[Budget, float]) -> None:
         with self._rows.changing() as rows:
             rows.executemany(
-                "INSERT INTO used VALUES (?, ?, ?) ON CONFLICT (day, budget) DO UPDATE SET amount = amount + "
-                "excluded.amount",
+                "INSERT INTO policy_used VALUES (?, ?, ?) ON CONFLICT (day, budget) DO UPDATE SET amount = "
+                "policy_used.amount + excluded.amount",
                 [(day, budget, amount) for budget, amount in taken.items()],
             )
             rows.execute(
-                "DELETE FROM used WHERE day NOT IN (SELECT DISTINCT day FROM used ORDER BY day DESC LIMIT ?)",
+                "DELETE FROM policy_used WHERE day NOT IN "
+                "(SELECT DISTINCT day FROM policy_used ORDER BY day DESC LIMIT ?)",
                 (KEPT_DAYS,),
             )
 
     # ---- marks ------------------------------------------------------------------------------------------------------
-    def marks(self) -> dict[bytes, Privacy]:
-        """The oldest first."""
+    def marks(self, after: int = 0) -> tuple[int, dict[bytes, Privacy]]:
+        """The oldest first, of those that any server has made since, and until when they are."""
         with self._rows.reading() as rows:
             found = rows.execute(
-                "SELECT mark, level FROM marks WHERE at > ? ORDER BY at", (self._now() - MAX_AGE_S,)
+                "SELECT seq, mark, level FROM policy_marks WHERE seq > ? AND at > ? ORDER BY seq",
+                (after, self._now() - MAX_AGE_S),
             ).fetchall()
-        return {mark: level if level in PRIVACY_LEVELS else "local-only" for mark, level in found}
+        known: dict[bytes, Privacy] = {
+            mark: level if level in PRIVACY_LEVELS else "local-only" for _, mark, level in found
+        }
+        return max((seq for seq, _, _ in found), default=after), known
 
     def add_marks(self, marks: Mapping[bytes, Privacy]) -> None:
         now = self._now()
         with self._rows.changing() as rows:
+            rows.executemany("DELETE FROM policy_marks WHERE mark = ?", [(mark,) for mark in marks])
             rows.executemany(
-                "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT (mark) DO UPDATE SET level = excluded.level, "
-                "at = excluded.at",
+                "INSERT INTO policy_marks (mark, level, at) VALUES (?, ?, ?)",
                 [(mark, level, now) for mark, level in marks.items()],
             )
-            rows.execute("DELETE FROM marks WHERE at <= ?", (now - MAX_AGE_S,))
+            rows.execute("DELETE FROM policy_marks WHERE at <= ?", (now - MAX_AGE_S,))
             rows.execute(
-                "DELETE FROM marks WHERE mark IN (SELECT mark FROM marks ORDER BY at DESC LIMIT -1 OFFSET ?)",
+                "DELETE FROM policy_marks WHERE seq <= (SELECT seq FROM policy_marks ORDER BY seq DESC LIMIT 1 "
+                "OFFSET ?)",
                 (MAX_MARKS,),
             )
 
@@ -155,7 +176,7 @@ class PolicyState:
 class Policing:
     """What a guard is made of besides its rules."""
 
-    state_dir: Path | None = None
+    state: Path | Home | None = None
     names: Callable[[str], str] = str  # of keys, by the id that owns what they create; empty: it has none
     now: Callable[[], float] = time.time
 
@@ -173,11 +194,12 @@ class PolicyGuard:
         self._rules_documents = bool(self.policy.rules) or any(each.reads is not None for each in grants)
         self._ruled: RuledDocuments | None = None
         self._lock = threading.Lock()  # of all below
-        self._faulty = False  # something cannot be read or written
+        self._faulty = False  # something cannot be read or written now
         self._pending = defaultdict[Budget, float](float)
         self._saved = 0.0  # s, monotonic
-        self.state = PolicyState(policing.state_dir if self.policy else None, now=policing.now)
-        self._marks = self.state.marks()
+        self._unwritten: deque[Callable[[PolicyState], None]] = deque()
+        self.state = PolicyState(policing.state if self.policy else None, now=policing.now)
+        self._seen, self._marks = self.state.marks()
         self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
 
@@ -270,6 +292,7 @@ class PolicyGuard:
         decision = Decision(request.joining.privacy)
         if not self.policy:
             return decision
+        is_known = self._see_others()
         grants = self._grants_of(request.account.owner, model)
         for grant in grants:
             if grant.models is not None and model not in grant.models:
@@ -278,6 +301,7 @@ class PolicyGuard:
                 )
         causes = [Cause(grant.privacy, f"{grant.whose}: {grant.privacy}") for grant in grants]
         causes += [Cause("local-only", f"budget of today: {name}") for name in self.used_up() if name != "joules"]
+        causes += [] if is_known else [Cause("local-only", "what rules hold cannot be read now")]
         decision = decision.narrowed(causes, self._side)
         level = self._held(request)
         return decision.narrowed([Cause(level, "a text that a rule holds")], self._side, holds=True)
@@ -343,8 +367,7 @@ class PolicyGuard:
                 self._marks[mark] = strictest(known, level)
                 if known != self._marks[mark]:
                     new[mark] = self._marks[mark]
-            while len(self._marks) > MAX_MARKS:
-                del self._marks[next(iter(self._marks))]
+            self._forget()
         if new:
             self._later(lambda state: state.add_marks(new))
 
@@ -395,6 +418,35 @@ class PolicyGuard:
         except PacelineError as error:
             self._failed(error)
 
+    def written(self) -> Future[None]:
+        """Ends once what was remembered and spent until now is written, or cannot be."""
+        return self._on_writer(self._write)
+
+    def _see_others(self) -> bool:
+        """Learn what other servers have remembered and spent. False where that cannot be known now."""
+
+        def read() -> None:
+            self._write()
+            if self._unwritten:
+                return
+            try:
+                seen, marks = self.state.marks(self._seen)
+                used = self.state.used()
+            except PacelineError as error:
+                self._failed(error)
+                return
+            with self._lock:
+                self._turn(self.state.day)
+                self._seen = seen
+                for mark, level in marks.items():
+                    self._marks[mark] = strictest(self._marks.pop(mark, "open"), level)
+                self._forget()
+                for budget in self.policy.budgets:
+                    self._used[budget] = used.get(budget, 0.0) + self._pending[budget]
+
+        self._on_writer(read).result()
+        return not self._faulty
+
     def _save(self) -> None:
         with self._lock:
             self._flush(self._day)
@@ -405,15 +457,33 @@ class PolicyGuard:
         if taken:
             self._later(lambda state: state.take(day, taken))
 
+    def _forget(self) -> None:
+        """The oldest marks, under the lock."""
+        while len(self._marks) > MAX_MARKS:
+            del self._marks[next(iter(self._marks))]
+
     def _later(self, write: Callable[[PolicyState], None]) -> None:
-        def written() -> None:
+        self._unwritten.append(write)
+        self._on_writer(self._write)
+
+    def _on_writer(self, work: Callable[[], None]) -> Future[None]:
+        try:
+            return self._writer.submit(work)
+        except RuntimeError:  # it is closed
+            ended = Future[None]()
+            ended.set_result(None)
+            return ended
+
+    def _write(self) -> None:
+        """What waits, in its order; what cannot be written now waits on. On the writer's thread."""
+        while self._unwritten:
             try:
-                write(self.state)
+                self._unwritten[0](self.state)
             except PacelineError as error:
                 self._failed(error)
-
-        with suppress(RuntimeError):  # it is closed
-            self._writer.submit(written)
+                return
+            self._unwritten.popleft()
+        self._faulty = False
 
     def _failed(self, error: PacelineError) -> None:
         log.error("budgets of this day count as used up: %s", error)
@@ -443,6 +513,7 @@ class HeldAnswer:
                 async for event in events:
                     if isinstance(event, GenerationResult):
                         self._mark_all()
+                        await asyncio.wrap_future(self._guard.written())  # before a client goes on at another server
                         told = self.decision if self.decision.rule or self.decision.asks else None
                         event = replace(event, policy=event.policy or told)
                     else:

@@ -25,7 +25,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import RuledDocuments
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
-from paceline.runtime.policy import FILE, Policing, PolicyGuard, PolicyState
+from paceline.runtime.policy import STORE, Policing, PolicyGuard, PolicyState
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
@@ -219,7 +219,7 @@ async def test_what_was_written_under_a_rule_holds_what_goes_on_from_it_and_is_k
         ):
             _, done = await pair.ask(changed(ASKED, messages=(*before, *on), privacy="open", strategy="aggregate"))
             assert pair.sent() and done.policy is None, "others go as ever"
-    kept = b"".join(path.read_bytes() for path in tmp_path.glob(f"{FILE}*"))
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob(f"{STORE}.sqlite*"))
     assert b"Velda" not in kept and b"velda" not in kept and text[:16].encode() not in kept
 
 
@@ -359,18 +359,18 @@ def test_spent_joules_refuse_and_what_cannot_be_kept_counts_as_used_up(tmp_path:
         guard.refuse_spent()
     assert refused.value.status == 429
     with guard.state._rows.reading() as rows:
-        rows.execute("DROP TABLE used")
+        rows.execute("DROP TABLE policy_used")
     guard.spend("bytes", 1.0)
     guard.close()
     assert [*guard.used_up()] == ["joules", "bytes"]
     for content in (b"no database at all, but a text of some length" * 20, None):
         if content is not None:
-            (tmp_path / FILE).write_bytes(content)
+            (tmp_path / f"{STORE}.sqlite").write_bytes(content)
             for beside in ("-wal", "-shm"):
-                (tmp_path / f"{FILE}{beside}").unlink(missing_ok=True)
+                (tmp_path / f"{STORE}.sqlite{beside}").unlink(missing_ok=True)
         else:
-            (tmp_path / FILE).unlink()
-            (tmp_path / FILE).mkdir()
+            (tmp_path / f"{STORE}.sqlite").unlink()
+            (tmp_path / f"{STORE}.sqlite").mkdir()
         with pytest.raises((ConfigError, PacelineError, OSError)):
             PolicyGuard("device", policy(("ask me", "x")), Policing(tmp_path))
     assert PolicyState(None).used() == {}
