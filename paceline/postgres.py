@@ -93,7 +93,7 @@ class Postgres:
             max_size=MAX_CONNECTIONS,
             timeout=WAIT_S,
             open=False,
-            check=ConnectionPool.check_connection,
+            check=_check,
             configure=_configure,
             kwargs={"autocommit": True, "connect_timeout": 3, "application_name": "paceline"},
             reconnect_timeout=WAIT_S,
@@ -148,6 +148,12 @@ class Postgres:
             raise StorageError(f"{self.name} cannot be reached: {error}", away=True) from error
         except psycopg.Error as error:
             raise StorageError(f"{self.name}: {error}") from error
+
+
+def _check(connection: psycopg.Connection) -> None:
+    """Raises psycopg.OperationalError for a connection whose end has been told, without a round trip."""
+    for _ in range(2):  # what it was told at last, and its end
+        connection.pgconn.consume_input()
 
 
 def _configure(connection: psycopg.Connection) -> None:

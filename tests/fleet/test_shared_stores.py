@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import pytest
@@ -94,17 +94,20 @@ def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(servers: 
     late = [("resp_1", 1, "a", b"late")]
     with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
         assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
-        add, taken = first._rows.add, []
+        first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
+        add, taken = first.conversations.add, []
 
-        def stands_still(*given: object, **named: bool) -> None:
-            first._rows.add = add  # type: ignore[method-assign]
+        def stands_still(conversation: str, items: Sequence[bytes], now: float) -> int:
+            first.conversations.add = add  # type: ignore[method-assign]
             fleet_of(servers[0]).close()  # its lease ends
             eventually(lambda: bool(taken.extend(second.take_over([])) or taken))
-            add(*given, **named)  # type: ignore[arg-type]
+            return add(conversation, items, now)
 
-        first._rows.add = stands_still  # type: ignore[method-assign]
-        assert first.write([], late, [], epochs={"resp_1": 1}) == {"resp_1"}
+        first.conversations.add = stands_still  # type: ignore[method-assign]
+        turns = {"resp_1": Turn("conv_1", (b"said",))}
+        assert first.write([], late, [("resp_1", 5)], turns, epochs={"resp_1": 1}) == {"resp_1"}
         assert [epoch for _, epoch, _ in taken] == [2] and len(second.read("resp_1", -1, -1)) == 1
+        assert second.read("conv_1", -1, -1) == []
 
 
 def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Servers) -> None:

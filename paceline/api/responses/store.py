@@ -123,7 +123,12 @@ class _Last(msgspec.Struct):
 StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 _decode_last = msgspec.json.Decoder(_Last).decode
-_AGAIN = " ON CONFLICT DO NOTHING"
+# By one round trip, of which few rows cost most; under a lock, so that meanwhile nobody takes a response over.
+_APPEND = """WITH held AS (SELECT id, epoch FROM responses WHERE id = ANY(?) FOR SHARE), added AS (
+    INSERT INTO events SELECT response, sequence, type, data
+    FROM unnest(?::text[], ?::bigint[], ?::text[], ?::bytea[], ?::bigint[]) AS told (response, sequence, type, data, at)
+    JOIN held ON id = response AND epoch = at ON CONFLICT DO NOTHING)
+    SELECT id, epoch FROM held"""
 _TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT ended
     AND (holder NOT IN (SELECT id FROM servers WHERE until > clock_timestamp()) OR holder = ? AND id <> ALL(?))
     ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING id, epoch"""
@@ -166,7 +171,7 @@ class SealedRows:
         request = box.seal(record.request, _REQUEST)
         self.connection.execute(
             "INSERT INTO responses (id, owner, created, previous, request, ended, holder) VALUES (?, ?, ?, ?, ?, ?, ?)"
-            f"{_AGAIN if holder else ''}",
+            f"{' ON CONFLICT DO NOTHING' if holder else ''}",
             (record.id, record.owner, record.created, record.previous, request, ended, holder),
         )
         self._keep(record.id, key)
@@ -175,18 +180,13 @@ class SealedRows:
         sealed = self.box(response).seal(request, _REQUEST)
         self.connection.execute("UPDATE responses SET request = ? WHERE id = ?", (sealed, response))
 
-    def add(self, events: Sequence[StoredEvent], *, again: bool = False) -> None:
-        """again: some of them may be there already, as they are."""
+    def add(self, events: Sequence[StoredEvent]) -> None:
         boxes = self._boxes({event[0] for event in events}) if events else {}
         for start in range(0, len(events), ROWS_PER_STATEMENT):
             part = events[start : start + ROWS_PER_STATEMENT]
             values = ",".join(["(?,?,?,?)"] * len(part))
-            parameters = [
-                value
-                for response, sequence, kind, data in part
-                for value in (response, sequence, kind, boxes[response].seal(data, _place(sequence)))
-            ]
-            self.connection.execute(f"INSERT INTO events VALUES {values}{_AGAIN if again else ''}", parameters)
+            sealed = ((one, number, kind, boxes[one].seal(data, _place(number))) for one, number, kind, data in part)
+            self.connection.execute(f"INSERT INTO events VALUES {values}", [value for row in sealed for value in row])
 
     def find(self, response: str) -> ResponseRecord | None:
         """Raises DamagedError, as the next two."""
@@ -410,7 +410,8 @@ class EventStore:
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                with self._rows.changing():
+                one = self.fleet is not None and not (begun or ended)  # statement, and so a transaction
+                with self._place.explained() if one else self._rows.changing():
                     return self._write(begun, events, ended, turns or {}, epochs or {})
             except StorageError as error:
                 if not error.away or time.monotonic() > until:
@@ -430,15 +431,14 @@ class EventStore:
         for one in begun:
             self._rows.begin(one, holder=holder)
         lost: set[str] = set()
-        if self.fleet is not None:
-            # The lock keeps others from taking one over until this transaction has ended.
-            among = f"id IN ({', '.join('?' * len(epochs))})"
-            now = dict(self._connection.execute(f"SELECT id, epoch FROM responses WHERE {among} FOR SHARE", [*epochs]))
+        if self.fleet is None:
+            self._rows.add(events)
+        else:
+            columns = [list(column) for column in zip(*events, strict=True)] or [[], [], [], []]
+            told = [epochs[response] for response, *_ in events]
+            now = dict(self._connection.execute(_APPEND, ([*epochs], *columns, told)))
             lost = {response for response, epoch in epochs.items() if now.get(response) != epoch}
-        self._rows.add([event for event in events if event[0] not in lost], again=self.fleet is not None)
-        for response, size in ended:
-            if response in lost:
-                continue
+        for response, size in (one for one in ended if one[0] not in lost):
             changed = self._connection.execute(
                 "UPDATE responses SET ended = true, bytes = ? + length(request) WHERE id = ? AND NOT ended",
                 (size, response),
