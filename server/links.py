@@ -105,7 +105,8 @@ class Links:
     async def watch(self) -> None:
         """Close links of devices whose key holds no longer, and have keys renewed. Runs until cancelled."""
         with self._registry.watching() as version:
-            seen, again = version(), False
+            seen: int | None = None
+            again = False
             while True:
                 await asyncio.sleep(WATCH_S)
                 # Check twice after a change: at the first check a device may be authenticated but not yet admitted.

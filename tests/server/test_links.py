@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,30 @@ async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
         assert not phone.closed.is_set(), "a moment's trouble costs nobody the link"
         await here.live.check()
         assert phone.closed.is_set()
+
+
+@pytest.mark.anyio
+async def test_the_watch_outlives_a_registry_that_cannot_be_read_from_the_first_look_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, looks = Registry(tmp_path), asyncio.Semaphore(0)
+
+    @contextmanager
+    def watching() -> Iterator[Callable[[], int]]:
+        def version() -> int:
+            looks.release()
+            raise StorageError("the database cannot be reached", away=True)
+
+        yield version
+
+    monkeypatch.setattr(registry, "watching", watching)
+    monkeypatch.setattr(links, "WATCH_S", 0.0)
+    watch = asyncio.create_task(Links(registry, Peers(), lambda: CLOUD, key=KEY).watch())
+    for _ in range(3):
+        looked = asyncio.create_task(looks.acquire())
+        await asyncio.wait({looked, watch}, return_when=asyncio.FIRST_COMPLETED)
+        assert not watch.done(), watch.exception()
+    watch.cancel()
 
 
 @pytest.mark.anyio
