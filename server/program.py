@@ -160,7 +160,7 @@ async def run(settings: ServerSettings) -> None:
                 app = add_devices(opened.app(settings, keyring), registry, live)
                 if fleet is not None:
                     add_hops(app, fleet, key, live.has)
-                    live.is_leaving = lambda: app.state.admission.draining
+                    live.is_leaving = lambda: app.state.admission.leaving
                 return app, live.watch
 
             stages = None

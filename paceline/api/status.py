@@ -52,7 +52,7 @@ async def health() -> dict[str, str]:
 async def ready(service: ServiceDep, admission: AdmissionDep) -> Response:
     """Say whether it can be asked. `/health` is where vLLM and llama.cpp say so."""
     readiness = service.readiness()
-    ready = readiness.ready and not admission.draining
+    ready = readiness.ready and not admission.leaving
     return answer({"ready": ready, "side": service.side, **readiness.detail}, 200 if ready else 503)
 
 
@@ -63,7 +63,7 @@ async def status(service: ServiceDep, admission: AdmissionDep) -> dict[str, obje
     return {
         "version": __version__,
         "side": service.side,
-        "ready": readiness.ready and not admission.draining,
+        "ready": readiness.ready and not admission.leaving,
         "model": readiness.detail.get("model"),
         "documents": readiness.detail.get("documents"),
         "keys_required": admission.keyring.required,

@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -126,6 +126,7 @@ _FOREIGN = {  # what a server without keys says, by the code
     "user_not_allowed": "A server that has no keys answers the user who started it, and this request comes from "
     "another user of the machine: make a key, or set local_users = 'any' in [tuning] of its file.",
 }
+NOTICE_S: Final = 2.0  # twice the time between two looks of a balancer (`deploy/Caddyfile.fleet`)
 
 _log = logging.getLogger("paceline.api")
 
@@ -140,7 +141,8 @@ class AdmissionControl:
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
         self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.hops: Hops | None = None  # to the other servers of one database
-        self.draining = False
+        self.leaving = False  # not ready any more
+        self.draining = False  # from then on new requests are refused
         self.on_drain: Callable[[], Awaitable[None]] | None = None  # before active requests are waited for
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
         self._places = Shares(max_active)  # of keys
@@ -185,7 +187,11 @@ class AdmissionControl:
             self._idle.set()
 
     async def drain(self) -> None:
-        """Refuse new requests, and wait until the active ones have left."""
+        """Refuse new requests, once balancers have seen that others are to have them, and wait until the active ones
+        have left."""
+        self.leaving = True
+        if self.hops is not None:
+            await asyncio.sleep(NOTICE_S)
         self.draining = True
         if self.on_drain is not None:
             await self.on_drain()
