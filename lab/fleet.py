@@ -29,6 +29,8 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
+from bench.bootstrap import ratio_of
+from bench.models import kept
 from paceline.commands.demo import clean_environment, command
 from paceline.settings import PREFIX
 
@@ -102,10 +104,11 @@ class Servers:
         state = str(self.folder / name)
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command("serve", "--model", "fake", "--port", "0", "--state-dir", state, *self.flags, *flags),
+                command("serve", "--port", "0", "--state-dir", state, *self.flags, *flags),
                 cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                 env=clean_environment(os.environ) | {
-                    f"{PREFIX}DATABASE": self.database, f"{PREFIX}TUNING_EMULATE": self.pace, "OMP_NUM_THREADS": "1",
+                    f"{PREFIX}DATABASE": self.database, f"{PREFIX}MODEL": "fake", f"{PREFIX}TUNING_EMULATE": self.pace,
+                    "OMP_NUM_THREADS": "1",
                 } | environment,
             )  # fmt: skip
         self.all.append(Server(process, log))
@@ -455,46 +458,47 @@ async def _unready(client: Client, url: str, since: float) -> str:
         return f"not ready after {-1 if first is None else first - since:.2f} s, gone after {ended:.2f} s"
 
 
-async def carried(postgres: RealPostgres, count: int, rounds: int = 4) -> str:
-    """Answers a second of one server and of two, `count` at once at each, and what the log costs."""
+async def carried(postgres: RealPostgres, count: int, model: str, rounds: int) -> str:
+    """Tokens a second of one server, `count` answers at once, and of two; and what the log costs beside a token."""
     seeds = itertools.count()  # no two alike: what was answered before would be drafted from
-    plain = {"paceline": {"strategy": "autoregressive"}, "max_output_tokens": 128}
+    plain = {"paceline": {"strategy": "autoregressive"}, "ignore_eos": True, "max_output_tokens": 64}
     rates: dict[str, list[float]] = {}
     costs: dict[str, list[tuple[float, float]]] = {}
-    async with fleet(postgres) as servers:
-        await servers.add(2)
+    given = ("--model", model, "--name", "fake", "--debug-options")
+    async with fleet(postgres, PACE if model == "fake" else "", *given) as servers:
+        await servers.add(2 if model == "fake" else 1)  # two real models have no more cores here than one
         client = Client(servers.http, lambda: [server.url for server in servers.running])
         pids = [server.process.pid for server in servers.running]
         urls = [server.url for server in servers.running]
-        for number, (name, asked, more) in itertools.product(
-            range(rounds + 1),
-            (
-                ("in memory", urls[:1], {"store": False}),
-                ("one server", urls[:1], {}),
-                ("two servers", urls, {}),
-            ),
-        ):
-            used, database, at = sum(map(processor_s, pids)), processor_s(postgres.pid), time.monotonic()
-            bodies = [
-                await client.body(url, SAMPLED | plain | more, next(seeds), f"Tell {index}.")
-                for index in range(count) for url in asked
-            ]  # fmt: skip
-            readings = await asyncio.gather(
-                *(client.read(asked[index % len(asked)], body, Reading()) for index, body in enumerate(bodies))
-            )
-            took = time.monotonic() - at
-            tokens = sum(each.events[-1]["response"]["usage"]["output_tokens"] for each in readings)
-            if number:  # the first is a warm-up
-                rates.setdefault(name, []).append(tokens / took)
+        ways: list[tuple[str, list[str], Json]] = [
+            ("in memory", urls[:1], {"store": False}), ("stored", urls[:1], {}), ("by two servers", urls[:2], {}),
+        ][: len(urls) + 1]  # fmt: skip
+        for number in range(rounds + 1):
+            for name, among, more in ways[:: 1 if number % 2 else -1]:
+                bodies = [
+                    (url, await client.body(url, SAMPLED | plain | more, next(seeds), f"Tell {index}."))
+                    for index in range(count) for url in among
+                ]  # fmt: skip
+                used, database, at = sum(map(processor_s, pids)), processor_s(postgres.pid), time.monotonic()
+                readings = await asyncio.gather(*(client.read(url, body, Reading()) for url, body in bodies))
+                took = time.monotonic() - at
                 spent = sum(map(processor_s, pids)) - used, processor_s(postgres.pid) - database
-                costs.setdefault(name, []).append((1e3 * spent[0] / tokens, 1e3 * spent[1] / tokens))
+                tokens = sum(each.events[-1]["response"]["usage"]["output_tokens"] for each in readings)
+                if number:  # the first is a warm-up
+                    rates.setdefault(name, []).append(tokens / took)
+                    costs.setdefault(name, []).append((1e3 * spent[0] / tokens, 1e3 * spent[1] / tokens))
     told = [
-        f"{name}: {statistics.median(each):.0f} tokens/s, {statistics.median(cost for cost, _ in costs[name]):.3f} ms "
-        f"of the servers and {statistics.median(cost for _, cost in costs[name]):.3f} of PostgreSQL a token"
+        f"{name}, {count} at once: {statistics.median(each):.1f} tokens/s, "
+        f"{statistics.median(cost for cost, _ in costs[name]):.3f} ms of the servers and "
+        f"{statistics.median(cost for _, cost in costs[name]):.3f} of PostgreSQL a token"
         for name, each in rates.items()
     ]
-    one, two = (statistics.median(rates[name]) for name in ("one server", "two servers"))
-    return "\n  ".join([*told, f"two servers carry {two / one:.2f} times what one does"])
+    spent_on = {name: [sum(cost) for cost in each] for name, each in costs.items()}
+    for what, of in (("processor time", spent_on), ("tokens/s", rates)):
+        for (below, first), (above, second) in itertools.pairwise(of.items()):
+            ratio = ratio_of(second, first)
+            told.append(f"{what}, {above} / {below}: {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})")
+    return "\n  ".join(told)
 
 
 def processor_s(pid: int) -> float:
@@ -514,16 +518,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25, help="servers that are killed, eight answers each")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--away", type=float, default=4.0, help="s that the database is away")
+    parser.add_argument("--model", default="fake", help="that `carry` serves: smollm, or as --model of the server")
+    parser.add_argument("--answers", type=int, default=16, help="of `carry`, at once at a server")
     asked = parser.parse_args()
     from tests.postgres import real_postgres  # of a checkout
 
-    with real_postgres() as postgres:
+    with real_postgres(durable=True) as postgres:
         scenarios: dict[str, Callable[[], Any]] = {
             "kill": lambda: killed(postgres, asked.rounds, asked.first),
             "stop": lambda: stopped(postgres, 30.0),
             "database": lambda: restarted(postgres, 32, asked.away),
             "roll": lambda: rolled(postgres, 3),
-            "carry": lambda: carried(postgres, 16),
+            "carry": lambda: carried(postgres, asked.answers, kept(asked.model), asked.rounds),
         }
         for name, run in scenarios.items():
             if asked.only in (None, name):
