@@ -67,14 +67,15 @@ def plain_text(name: str, document: BinaryIO) -> Parsed | None:
     kind = kind_of(name)
     if kind not in _PLAIN:
         return None
-    document.seek(0)
-    data = document.read(_PLAIN_BYTES + 1)
     try:
-        if len(data) > _PLAIN_BYTES or kind_by_content(data, kind) != kind:
+        document.seek(0)
+        data = document.read(_PLAIN_BYTES + 1)
+        # Before its kind is looked for: what has no zeros is no archive, of which parts would be unpacked here.
+        if len(data) > _PLAIN_BYTES or b"\0" in data or kind_by_content(data, kind) != kind:
             return None
         data.decode()  # an older character set is guessed by a library
         content = read_text(data, name)
-    except (UnreadableError, UnicodeDecodeError):
+    except (UnreadableError, UnicodeDecodeError, OSError):
         return None
     check_name(name)
     return parsed(name, printable(content.title).strip(), content.text, kind)

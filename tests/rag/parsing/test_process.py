@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import sys
 import textwrap
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import psutil
 import pytest
@@ -223,6 +226,7 @@ def test_small_texts_need_no_process_and_read_as_there(parser: ParserProcess) ->
         "f.txt": b" \n",
         "g.md": b"words " * 20_000,
         "h.csv": b"a,b",
+        "i.txt": damaged_archive(),
     }
     for name, data in (contents | apart).items():
         with memory_file(data) as document:
@@ -230,7 +234,31 @@ def test_small_texts_need_no_process_and_read_as_there(parser: ParserProcess) ->
             assert read == (parser.parse(name, document) if name in contents else None)
     with closing(ParserPool(1)) as pool:
         assert pool.submit("a.md", lambda: memory_file(b"# Title")).result().title == "Title"
-        assert "damaged" in str(pool.submit("d.txt", lambda: memory_file(apart["d.txt"])).exception())
+        for name in ("d.txt", "i.txt"):
+            assert "damaged" in str(pool.submit(name, partial(memory_file, apart[name])).exception())
+
+
+def damaged_archive() -> bytes:
+    """An archive whose part that tells its kind cannot be unpacked."""
+    written = io.BytesIO()
+    with ZipFile(written, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        archive.writestr("content.xml", "<a/>")
+    data = bytearray(written.getvalue())
+    begin = data.index(b"mimetype") + len("mimetype")
+    data[begin : begin + 4] = b"\xff" * 4
+    return bytes(data)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that opens and cannot be read is Linux's")
+def test_a_file_that_opens_and_cannot_be_read_fails_alone(tmp_path: Path) -> None:
+    unread, text = tmp_path / "a.md", tmp_path / "b.md"
+    unread.symlink_to("/proc/self/mem")
+    text.write_text("words")
+    with closing(ParserPool(1)) as pool:
+        (_, failed), (_, read) = read_files([FoundFile(unread, "a.md"), FoundFile(text, "b.md")], pool)
+    assert isinstance(failed, DocumentError) and "a.md is damaged" in str(failed)
+    assert not isinstance(read, DocumentError) and read.text == "words"
 
 
 def test_the_processor_time_that_a_document_took_is_known_however_its_parser_ended(endless: Path) -> None:
