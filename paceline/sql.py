@@ -6,7 +6,7 @@ A store writes its statements once, in SQL that both know: `?` for a parameter, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -123,26 +123,12 @@ def is_new(connection: SqlConnection, name: object, version: int, advice: str) -
     return found is None
 
 
-def prepare(
-    connection: SqlConnection,
-    name: object,
-    version: int,
-    schema: Iterable[str],
-    advice: str,
-    upgrade: Mapping[int, Sequence[str]] | None = None,
-) -> None:
-    """Make the tables where there is none. Raises ConfigError as `is_new`.
-
-    upgrade: what makes this format of an earlier one.
-    """
-    earlier = upgrade or {}
+def prepare(connection: SqlConnection, name: object, version: int, schema: Iterable[str], advice: str) -> None:
+    """Make the tables where there is none. Raises ConfigError as `is_new`."""
     if connection.version() == version:
         return  # so that no reader waits for a writer
     with transaction(connection):
-        statements = earlier.get(connection.version() or -1)
-        if statements is None and is_new(connection, name, version, advice):
-            statements = tuple(schema)
-        for statement in statements or ():
-            connection.execute(statement)
-        if statements is not None:
+        if is_new(connection, name, version, advice):
+            for statement in schema:
+                connection.execute(statement)
             connection.set_version(version)

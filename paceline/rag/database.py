@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _STORE = "documents"
 FILE = f"{_STORE}.sqlite"
 VERSION = 2  # PRAGMA user_version
-_READ_TOO = 1  # had float32 vectors, which are read as they are
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE documents (
@@ -60,7 +59,7 @@ _SCHEMA = (
         position INTEGER NOT NULL,
         text TEXT NOT NULL,
         title TEXT NOT NULL,
-        embedding VECTOR BLOB NOT NULL,  -- int8 with the norm 1, or float32 of an earlier format; or pgvector's
+        embedding VECTOR BLOB NOT NULL,  -- int8 with the norm 1; or pgvector's
         place TEXT NOT NULL DEFAULT '',  -- in the document, for people
         UNIQUE (document, position))""",
     # seq: order of creation, since creation times may be equal.
@@ -110,6 +109,14 @@ _SCHEMA = (
     "CREATE INDEX attached_batches ON attached (batch)",
     "CREATE INDEX attached_usage ON attached (store, usage_bytes)",
     "CREATE INDEX attached_waiting ON attached (store, seq) WHERE status = 'in_progress'",
+    # What models have said of passages, which a question that is asked again need not have read again.
+    """CREATE TABLE readings (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        chunk INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
+        asked TEXT NOT NULL UNIQUE,  -- a hash of who asked which model what; in a sealed store a keyed one
+        owner TEXT NOT NULL,
+        text TEXT NOT NULL)""",
+    "CREATE INDEX readings_chunk ON readings (chunk)",
 )
 _SHARED_SCHEMA = (
     "ALTER TABLE chunks ALTER COLUMN embedding SET STORAGE MAIN",  # in its row, not in a table beside
@@ -122,14 +129,6 @@ _SHARED_SCHEMA = (
         attached INTEGER PRIMARY KEY REFERENCES attached (seq) ON DELETE CASCADE,
         server TEXT NOT NULL)""",
 )
-# What models have said of passages, which a question that is asked again need not have read again. Made in stores of
-# earlier releases too.
-_READINGS = """CREATE TABLE IF NOT EXISTS readings (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT,
-    chunk INTEGER NOT NULL REFERENCES chunks (id) ON DELETE CASCADE,
-    asked TEXT NOT NULL UNIQUE,  -- a hash of who asked which model what; in a sealed store a keyed one
-    owner TEXT NOT NULL,
-    text TEXT NOT NULL)"""
 _ONE_MORE = "CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)"
 _logger = logging.getLogger("paceline.rag")
 
@@ -181,16 +180,12 @@ class Database:
     def _prepare(self) -> None:
         advice = "choose another folder and add the documents again"
         with self.writing():
-            if self._connection.version() == _READ_TOO:
-                self._connection.set_version(VERSION)  # else an older release might open it
             if sql.is_new(self._connection, self._place.name, VERSION, advice):
                 self._make_tables()
                 meta = {"generation": "0", "store": uuid.uuid4().hex, **self._made_by}
                 if self._encrypt:
                     meta["seal"] = StoreKey(self._directory).new_seal().name
                 self._connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
-            for statement in (_READINGS, "CREATE INDEX IF NOT EXISTS readings_chunk ON readings (chunk)"):
-                self._connection.execute(statement)
             self.seal = self._open_seal()
         self.checkpoint()
 
@@ -207,7 +202,7 @@ class Database:
                     f"{error} Documents need its extension pgvector: install it there and have its owner say CREATE "
                     "EXTENSION vector."
                 ) from error
-        for statement in (*_SCHEMA, _READINGS, *(_SHARED_SCHEMA if self.is_shared else ())):
+        for statement in (*_SCHEMA, *(_SHARED_SCHEMA if self.is_shared else ())):
             self._connection.execute(statement)
         self._connection.set_version(VERSION)
 

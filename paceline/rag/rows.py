@@ -389,10 +389,8 @@ def written(vector: NDArray[np.float32]) -> str:
 def unpacked(stored: Sequence[bytes], dimensions: int) -> Vectors:
     """(n, dimensions) of values of the column `embedding` in a file; zeros for what is none."""
     vectors = np.zeros((len(stored), dimensions), np.float32)
-    for kind in (np.dtype(np.int8), np.dtype("<f4")):  # the second: as the first format had them
-        places = [i for i, each in enumerate(stored) if len(each) == dimensions * kind.itemsize]
-        flat = np.frombuffer(b"".join(stored[i] for i in places), kind)
-        vectors[places] = flat.reshape(len(places), dimensions)
+    places = [i for i, each in enumerate(stored) if len(each) == dimensions]
+    vectors[places] = np.frombuffer(b"".join(stored[i] for i in places), np.int8).reshape(len(places), dimensions)
     return unit(vectors)
 
 

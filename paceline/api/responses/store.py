@@ -76,13 +76,6 @@ _SCHEMA = (
     "CREATE INDEX responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
     "CREATE INDEX responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
 )
-_UPGRADE = {
-    1: (
-        "ALTER TABLE keys RENAME TO response_keys",
-        "ALTER TABLE responses ADD COLUMN holder TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE responses ADD COLUMN epoch INTEGER NOT NULL DEFAULT 1",
-    )
-}
 
 
 class EventRow(NamedTuple):
@@ -348,7 +341,7 @@ class EventStore:
                     self.fleet = state.fleet
                 self._place = place
                 advice = "remove the file: it holds past responses only"
-                sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice, _UPGRADE)
+                sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice)
                 self._rows = SealedRows(self._connection, seal, place)
                 self.conversations = ConversationRows(self._rows)
                 self.find, self.read = self._rows.find, self._rows.read

@@ -30,7 +30,6 @@ class Group:
 
     key: int
     claim: int  # most rows of all of them together, in whole blocks; 0: not known
-    priority: int = 0  # smaller ones run first; ones that come without end starve all larger ones
     line: tuple[Hashable, int] | None = None  # a link to another engine, and the place there of an answer they share
     owner: str = ""  # owners take turns where a step has no room for all; memory is given by age alone
     criticality: float = 0.0  # s of its workflow that wait for it; 0 without one
@@ -41,7 +40,7 @@ class GroupState:
     """A group as long as one of its sequences is known."""
 
     group: Group
-    rank: tuple[int, int, int]  # the smaller one is served first, and preempted by a larger one only if it is idle
+    rank: tuple[int, int]  # the smaller one is served first, and preempted by a larger one only if it is idle
     seqs: set[SeqId] = field(default_factory=set)
     resident: dict[SeqId, None] = field(default_factory=dict)  # sequences that hold rows, in order
     active_tick: int = 0  # the last tick by which a segment of it was pending
@@ -70,16 +69,16 @@ class GroupTable:
         state.active_tick = self._ticks
         return state
 
-    def _rank(self, group: Group) -> tuple[int, int, int]:
-        """Priority, age, and place in its line. Those behind it that came before it count as no older from now on."""
+    def _rank(self, group: Group) -> tuple[int, int]:
+        """Age, and place in its line. Those behind it that came before it count as no older from now on."""
         self._next_age += 1
         if group.line is None:
-            return group.priority, self._next_age, 0
+            return self._next_age, 0
         link, place = group.line
         for state in self._by_key.values():
             if state.group.line is not None and state.group.line[0] == link and state.group.line[1] > place:
-                state.rank = state.group.priority, self._next_age, state.group.line[1]
-        return group.priority, self._next_age, place
+                state.rank = self._next_age, state.group.line[1]
+        return self._next_age, place
 
     def leave(self, seq: SeqId) -> None:
         """The sequence has been released."""
@@ -373,43 +372,34 @@ _LEAST_SHARE: Final = 0.05  # that prompts may add in any case
 
 
 class OwnerLimits:
-    """Each step: `begin`, then `limits` and `within` for each priority, the first one first."""
+    """Each step: `begin`, then `limits` and `within`."""
 
     def __init__(self, times: StepClock) -> None:
         """times: of steps without prompts."""
         self.times = times
-        self._recent: dict[str, tuple[int, int, int]] = {}  # owners: last step with rows of theirs, rows, priority
+        self._recent: dict[str, tuple[int, int]] = {}  # owners: last step with rows of theirs, and rows
         self._step = 0
-        self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, of the priorities so far
+        self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, or had in one of the last
         self._taken: dict[str, int] = {}  # likewise, rows it has
-        self._first: dict[str, int] = {}  # the first priority in which it has any
 
     def begin(self) -> None:
-        if self._first:
+        if self._taken:
             self._step += 1
-        self._recent |= {owner: (self._step, self._taken[owner], first) for owner, first in self._first.items()}
+        self._recent |= {owner: (self._step, rows) for owner, rows in self._taken.items()}
         self._recent = {owner: seen for owner, seen in self._recent.items() if self._step - seen[0] < STAYS}
-        self._wanted, self._taken, self._first = {}, {}, {}
+        self._wanted, self._taken = {}, {}
 
-    def limits(
-        self, wanted: Mapping[str, int], with_prompts: Collection[str] = (), priority: int = 0
-    ) -> Mapping[str, int]:
-        """Most rows of each of these owners, with those of earlier priorities; owners without a limit are left out.
-        Nobody is limited for owners of later priorities. If nobody is, all of them are taken to have what they want.
+    def limits(self, wanted: Mapping[str, int], with_prompts: Collection[str] = ()) -> Mapping[str, int]:
+        """Most rows of each of these owners; those without a limit are left out. If nobody is limited, all of them are
+        taken to have what they want.
 
         with_prompts: owners with long prompts in the step, which are to have half of what their owner may add.
         """
-        for owner, rows in wanted.items():
-            before = self._wanted[owner] if owner in self._taken else 0  # else: of former steps
-            self._wanted[owner] = before + rows
-            self._taken.setdefault(owner, 0)
-        for owner, (_, rows, first) in self._recent.items():
-            if first <= priority:
-                self._wanted.setdefault(owner, rows)
+        self._wanted = {owner: rows for owner, (_, rows) in self._recent.items()} | dict(wanted)
         found = self._found(wanted, with_prompts) if len(self._wanted) > 1 and self.times else {}
         if not found:
             for owner, rows in wanted.items():
-                self._take(owner, rows, priority)
+                self._take(owner, rows)
         return found
 
     def _found(self, wanted: Collection[str], with_prompts: Collection[str]) -> Mapping[str, int]:
@@ -469,7 +459,7 @@ class OwnerLimits:
                 runs = taken == 0 or (full.get(owner) == key and taken + rows <= limit)
                 full.setdefault(owner, key if taken == 0 else None)
             if runs:
-                self._take(owner, rows, group.priority)
+                self._take(owner, rows)
             chosen.append(runs)
         return chosen
 
@@ -487,6 +477,5 @@ class OwnerLimits:
         alone = self.times.at(total)
         return max(_LEAST_SHARE, (1.0 + OWNER_SHARE) * self.times.at(total - own) / alone - 1.0)
 
-    def _take(self, owner: str, rows: int, priority: int) -> None:
+    def _take(self, owner: str, rows: int) -> None:
         self._taken[owner] = self._taken.get(owner, 0) + rows
-        self._first.setdefault(owner, priority)

@@ -2,10 +2,10 @@
 
 No phases: a prefill is a long chain, cut into chunks under the row budget so that decodes and trees never wait for it;
 a tree is never cut. Once the caller has told what steps take (`took`), the chunks beside answers are also limited by
-time (`PrefillPace`), and so are one owner's rows beside others' (`OwnerLimits`). Among groups of one priority owners
+time (`PrefillPace`), and so are one owner's rows beside others' (`OwnerLimits`). Owners
 take turns by the rows they have had (`core.fair.Turns`), each with its oldest segments first, except for long prompts,
-of which the shortest runs beside the one whose turn it is; the first segment of the first priority that has memory
-always advances, so within it nothing starves. Which segments have memory, and which groups are preempted for them,
+of which the shortest runs beside the one whose turn it is; the first segment that has memory always advances, so
+nothing starves. Which segments have memory, and which groups are preempted for them,
 `MemoryAdmission` decides by age alone. The caller runs each batch before it asks for the next. After Orca (Yu et al.
 2022) and Sarathi (Agrawal et al. 2023).
 """
@@ -35,7 +35,7 @@ from paceline.core.fair import Turns
 
 # Who gets rows in one step: what is free, what each group holds, and whose rows may be taken for whom.
 #
-# The rule. Groups are served by rank: priority, then age. A group may take the rows of every group of a larger rank,
+# The rule. Groups are served by rank, which is their age. A group may take the rows of every group of a larger rank,
 # the largest first; and those of a group of smaller rank that has been idle, because that waits for something else
 # than memory. So no group waits for one that cannot go on, and the first of the pending ones always goes on: it may
 # take all rows there are, if need be after the others' ticks.
@@ -255,7 +255,7 @@ class Scheduler:
         self._queues = PendingQueues()
         self._groups = GroupTable()
         self._admission = MemoryAdmission(self._queues, self._groups, block_size)
-        self._turns: dict[int, Turns] = {}  # by priority
+        self._turns = Turns()
         times = scheduler_clock()
         self._pace, self._limits = PrefillPace(times), OwnerLimits(times)
         self._last_rows = 0, 0  # of the last step: short segments', and long ones'
@@ -349,7 +349,7 @@ class Scheduler:
             oversized = self._admission.reject_oversized([item for item in arrived if item in queues], free_rows)
             admitted, too_many = self._admission.admit(memory, free_rows)
             rejected = oversized + too_many
-        admitted.sort(key=lambda item: (item.group.priority, item.order))
+        admitted.sort(key=lambda item: item.order)
         scheduled = self._fill([item for item in admitted if self._begin(item, memory)])
         return SchedulerOutput(tuple(scheduled), tuple(rejected)) if scheduled or rejected else None
 
@@ -386,7 +386,7 @@ class Scheduler:
             scheduled.append(self._chunk(item, item.rows))
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
-        if short and long and short[0].group.priority <= long[0].group.priority:  # else nobody waits
+        if short and long:  # else nobody waits
             most = self._pace.rows(short_rows, self._prompt_share(scheduled, long))
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
@@ -397,34 +397,28 @@ class Scheduler:
 
     def _in_turn(self, admitted: list[PendingSegment]) -> tuple[list[PendingSegment], list[PendingSegment]]:
         """Short segments that may run, and long ones, of which each step runs a part, in the order of their turns."""
-        short: list[PendingSegment] = []
-        long: list[PendingSegment] = []
-        by_priority: dict[int, list[tuple[str, PendingSegment]]] = {}
-        for item in admitted:
-            by_priority.setdefault(item.group.priority, []).append((item.group.owner, item))
+        waiting = [(item.group.owner, item) for item in admitted]
         self._limits.begin()
-        for priority, waiting in by_priority.items():  # the first one first, as they are sorted
-            turns = self._turns.setdefault(priority, Turns())
-            turns.begin({owner for owner, _ in waiting})
-            # In every second step what most of a workflow waits for goes first (HeRo's criticality), of equals the
-            # older one, so that neither starves the other.
-            if turns.number % 2 and any(item.group.criticality for _, item in waiting):
-                waiting = sorted(waiting, key=lambda each: -each[1].group.criticality)
-            cut = [self._is_long(item) for _, item in waiting]
-            limits = self._limits_of(waiting, cut, priority)
-            if limits:
-                cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
-            ordered = turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if not is_cut], _rows)
-            if limits:
-                runs = self._limits.within([(item.group, item.rows) for item in ordered], limits)
-                ordered = list(itertools.compress(ordered, runs))
-            short += ordered
-            long += turns.order(list(itertools.compress(waiting, cut)), _rows)
-        return short, long
+        if not waiting:
+            return [], []
+        turns = self._turns
+        turns.begin({owner for owner, _ in waiting})
+        # In every second step what most of a workflow waits for goes first (HeRo's criticality), of equals the older
+        # one, so that neither starves the other.
+        if turns.number % 2 and any(item.group.criticality for item in admitted):
+            waiting.sort(key=lambda each: -each[1].group.criticality)
+        cut = [self._is_long(item) for _, item in waiting]
+        limits = self._limits_of(waiting, cut)
+        if limits:
+            cut = [self._is_long(item, limits.get(owner)) for owner, item in waiting]
+        short = turns.order([each for each, is_cut in zip(waiting, cut, strict=True) if not is_cut], _rows)
+        if limits:
+            short = list(
+                itertools.compress(short, self._limits.within([(each.group, each.rows) for each in short], limits))
+            )
+        return short, turns.order(list(itertools.compress(waiting, cut)), _rows)
 
-    def _limits_of(
-        self, waiting: Sequence[tuple[str, PendingSegment]], cut: Sequence[bool], priority: int
-    ) -> Mapping[str, int]:
+    def _limits_of(self, waiting: Sequence[tuple[str, PendingSegment]], cut: Sequence[bool]) -> Mapping[str, int]:
         """Rows that each owner may have, if not all, by what the owners' answers want: of a chain no more than drafts
         may be, since a longer one can be cut."""
         wanted: dict[str, int] = {}
@@ -435,7 +429,7 @@ class Scheduler:
             else:
                 rows = item.rows if item.segment.parents is not None else min(item.rows, FAR_ROWS)
                 wanted[owner] = wanted.get(owner, 0) + rows
-        return self._limits.limits(wanted, with_prompts, priority)
+        return self._limits.limits(wanted, with_prompts)
 
     def _prompt_share(self, answers: Sequence[ScheduledSegment], prompts: Sequence[PendingSegment]) -> float:
         """Share of a step's time that prompts may add beside these answers, less what their owners' answers add."""
@@ -468,7 +462,7 @@ class Scheduler:
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
         item.num_computed_tokens, item.started = first + rows, True
         self._groups.take_rows(whole.seq)
-        self._turns[item.group.priority].served(item.group.owner, rows)
+        self._turns.served(item.group.owner, rows)
         if final:
             self._queues.remove(item)
         return ScheduledSegment(item.key, segment, final)

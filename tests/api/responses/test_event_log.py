@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -325,21 +324,6 @@ async def test_a_second_process_does_not_end_responses_of_the_first(tmp_path: Pa
     third = EventLog(tmp_path)
     assert [row.type for row in await third.all("a")] == ["response.created", "response.failed"]
     third.close()
-
-
-def test_a_log_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
-    with closing(EventStore(tmp_path)) as store:
-        store.write([record("resp_old")], [("resp_old", 0, "response.created", b"{}")], [])
-    with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as rows:
-        for statement in (
-            "ALTER TABLE responses DROP COLUMN holder",
-            "ALTER TABLE responses DROP COLUMN epoch",
-            "ALTER TABLE response_keys RENAME TO keys",
-            "PRAGMA user_version = 1",
-        ):
-            rows.execute(statement)
-    with closing(EventStore(tmp_path)) as store:
-        assert store.find("resp_old") is not None and store.unfinished() == ["resp_old"]
 
 
 async def test_what_cannot_be_ended_is_left_to_others(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:

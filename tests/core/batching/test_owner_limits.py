@@ -31,27 +31,23 @@ class Load:
         self.lengths: Counter[int] = Counter()
         self.next_key = 0
 
-    def add(
-        self, owner: str, seq: int, rows: int = 1, *, group: int | None = None, tree: bool = False, priority: int = 0
-    ) -> int:
+    def add(self, owner: str, seq: int, rows: int = 1, *, group: int | None = None, tree: bool = False) -> int:
         self.next_key += 1
         parents = (-1,) * rows if tree else None
         segment = Segment(SeqId(seq), self.lengths[seq], tuple(range(rows)), parents, "all")
-        self.scheduler.add(
-            self.next_key, segment, group=Group(seq if group is None else group, 0, priority, owner=owner)
-        )
+        self.scheduler.add(self.next_key, segment, group=Group(seq if group is None else group, 0, owner=owner))
         self.waiting[self.next_key] = owner, seq, rows
         if rows == 1:
             self.decodes.add(self.next_key)
         self.lengths[seq] += rows
         return self.next_key
 
-    def answers(self, owner: str, number: int, first: int, priority: int = 0) -> None:
+    def answers(self, owner: str, number: int, first: int) -> None:
         """Continue those of these answers that are not waiting."""
         busy = {seq for _, seq, _ in self.waiting.values()}
         for seq in range(first, first + number):
             if seq not in busy:
-                self.add(owner, seq, priority=priority)
+                self.add(owner, seq)
 
     def step(self) -> Counter[str]:
         """Rows that each owner had."""
@@ -132,17 +128,6 @@ def test_an_owner_that_is_alone_has_all_its_rows_at_once_and_soon_after_another_
     for _ in range(5):
         alone.answers("many", 200, 0)
         assert alone.step() == {"many": 200}
-
-
-def test_owners_of_a_later_priority_limit_nobody_of_an_earlier_one_and_are_limited_beside_it() -> None:
-    load = Load(CPU)
-    for step in range(60):
-        load.answers("first", 64, 0)
-        if step % 2:
-            load.answers("later", 100, 1000, priority=5)
-        had = load.step()
-        assert had["first"] == 64
-        assert step < 10 or CPU(had.total()) <= 1.5 * CPU(64), "once it is known what so many rows take"
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=6), st.floats(0.0, 0.1), st.floats(1e-6, 1e-2))

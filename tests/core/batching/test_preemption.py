@@ -98,7 +98,6 @@ class Work:
     prompts: list[int]
     steps: int
     tree: int
-    priority: int = 0
     owner: str = ""
     grown: int = -1
     seqs: list[SeqId] = field(default_factory=list)
@@ -131,7 +130,7 @@ class Load:
             key = len(self.keys)
             self.keys[key] = number, seq
             work.waiting.add(seq)
-            group = Group(number, self.claims[number], work.priority, owner=work.owner)
+            group = Group(number, self.claims[number], owner=work.owner)
             self.scheduler.add(key, Segment(seq, start, tokens, parents), group=group)
 
     def end(self, number: int) -> None:
@@ -143,13 +142,13 @@ class Load:
 
     def step(self) -> bool:
         """False if nothing can run for now."""
-        pending = {number: self.rank(number) for number, work in enumerate(self.works) if work.waiting}
+        pending = {number for number, work in enumerate(self.works) if work.waiting}  # they begin in order
         self.memory.preempted.clear()
         scheduled = self.scheduler.schedule(self.memory)
         self.scheduler.check()
         for seqs in self.memory.preempted:
             (victim,) = {seq // 100 for seq in seqs}
-            assert self.rank(victim) > min(pending.values()) or victim not in pending, "the first of all was preempted"
+            assert victim > min(pending) or victim not in pending, "the first of all was preempted"
         if scheduled is None:
             return False
         assert not scheduled.rejected
@@ -158,9 +157,6 @@ class Load:
             if piece.key != RECOMPUTED and piece.final:
                 self.answered(*self.keys[piece.key])
         return True
-
-    def rank(self, number: int) -> tuple[int, int]:
-        return self.works[number].priority, number  # they begin in order
 
     def answered(self, number: int, seq: SeqId) -> None:
         work = self.works[number]
@@ -183,7 +179,6 @@ works = st.lists(
         st.lists(st.integers(1, 30), min_size=1, max_size=3),
         st.integers(0, 25),
         st.sampled_from([0, 0, 1, 5]),
-        st.sampled_from([0, 0, 0, -1]),
         st.sampled_from(["", "", "another's"]),
     ),
     min_size=1,
@@ -235,7 +230,7 @@ def test_the_first_group_is_never_preempted_while_something_of_it_is_pending(req
     load = Load(requests, spare, 1)
     for number in range(len(requests)):
         load.submit(number)
-    first = min(range(len(requests)), key=load.rank)
+    first = 0  # the oldest
     with patch.object(scheduler_module, "RESERVE_ROWS", 0):
         while first not in load.ended:
             assert load.step()
@@ -248,8 +243,8 @@ def chain(seq: int, start: int, rows: int) -> Segment:
     return Segment(SeqId(seq), start, tuple(range(start, start + rows)))
 
 
-def group(number: int, claim: int = 100, priority: int = 0, place: int | None = None) -> Group:
-    return Group(number, claim, priority, None if place is None else ("link", place))
+def group(number: int, claim: int = 100, place: int | None = None) -> Group:
+    return Group(number, claim, None if place is None else ("link", place))
 
 
 def run(scheduler: Scheduler, memory: HonestMemory) -> dict[int, int] | None:
@@ -307,14 +302,6 @@ def test_two_engines_serve_the_answers_that_they_share_in_one_order() -> None:
     assert memory.preempted == [(SeqId(2),), (SeqId(1),)]
     scheduler.add(6, chain(6, 0, 4), group=group(6, 5, place=11))
     assert run(scheduler, memory) == {5: 2} and scheduler.short == {group(6, 5, place=11)}
-
-
-def test_a_smaller_priority_takes_rows_of_a_larger_one_that_came_before_it() -> None:
-    memory, scheduler = HonestMemory(10), Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 6), group=group(0, 10, priority=1))
-    assert run(scheduler, memory) == {0: 6}
-    scheduler.add(1, chain(1, 0, 6), group=group(1, 10, priority=0))
-    assert run(scheduler, memory) == {1: 6} and memory.preempted == [(SeqId(0),)]
 
 
 @pytest.mark.parametrize("claim", [0, 20])

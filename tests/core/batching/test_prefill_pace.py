@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.core.batching.pending import Group
 from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Segment, SeqId
 
@@ -95,19 +94,6 @@ def test_a_prompt_has_whole_steps_where_nobody_writes() -> None:
         rows.append(scheduled.batch.num_rows)
         scheduler.took(10.0)
     assert rows == [512, 512, 176]
-
-
-def test_a_prompt_is_not_held_up_for_answers_of_a_later_priority() -> None:
-    scheduler = Scheduler(512, 256)
-    for key in range(60):
-        scheduler.add(key, Segment(SeqId(1), key, (1,)), group=Group(1, 0, priority=1))
-        if key == 50:
-            scheduler.add(100, Segment(SeqId(2), 0, tuple(range(2000))), group=Group(2, 0, priority=0))
-        scheduled = scheduler.schedule()
-        assert scheduled is not None
-        scheduler.took(0.01 * scheduled.batch.num_rows)
-        if 50 <= key < 53:
-            assert scheduled.batch.num_rows == 512
 
 
 def test_the_end_of_a_long_prompt_and_the_new_part_of_a_cached_one_are_limited_too() -> None:

@@ -138,23 +138,6 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> No
     assert finished[1] == 1 and max(finished.values()) <= 13, "16 * 200 rows at 256 a step or more"
 
 
-def test_the_first_priority_runs_first() -> None:
-    """Decodes, prompts and memory: what came later with a smaller number goes ahead; of equals the older one."""
-    scheduler = Scheduler(4, 8)
-    for key, priority in enumerate((0, 0, 5, -1, 0, -1)):
-        scheduler.add(key, chain(key, 0, 1), group=Group(key, 0, priority))
-    assert list(rows_of(scheduler.schedule())) == [3, 5, 0, 1]
-    assert list(rows_of(scheduler.schedule())) == [4, 2]
-    long = Scheduler(BUDGET, 8)
-    long.add(0, chain(0, 0, 30), group=Group(0, 0))
-    long.add(1, chain(1, 0, 40), group=Group(1, 0, -1))
-    assert rows_of(long.schedule())[1] >= BUDGET // 2
-    short = Scheduler(BUDGET, 8)
-    short.add(0, chain(0, 0, 3), group=Group(0, 8))
-    short.add(1, chain(1, 0, 3), group=Group(1, 8, -1))
-    assert list(rows_of(short.schedule(Room(8)))) == [1]  # there is memory for one of them
-
-
 @given(st.lists(st.integers(1, 600), min_size=1, max_size=8), st.integers(1, 600))
 def test_rows_of_a_step_are_shared_out_whole_and_the_oldest_has_its_half(lengths: list[int], rows: int) -> None:
     shares = _shares(lengths, rows)

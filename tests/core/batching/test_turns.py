@@ -28,13 +28,11 @@ class Load:
         self.busy: set[int] = set()
         self.next_key = 0
 
-    def add(
-        self, owner: str, seq: int, rows: int, *, tree: bool = False, priority: int = 0, criticality: float = 0.0
-    ) -> int:
+    def add(self, owner: str, seq: int, rows: int, *, tree: bool = False, criticality: float = 0.0) -> int:
         self.next_key += 1
         start = self.lengths[seq]
         segment = Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows if tree else None, "all")
-        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, priority, owner=owner, criticality=criticality))
+        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, owner=owner, criticality=criticality))
         self.pending[self.next_key] = owner, rows
         self.lengths[seq] += rows
         return self.next_key

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -289,23 +288,6 @@ def test_the_entry_of_a_log_that_has_the_date_of_the_question_leads_those_that_d
 
 
 @ON_DISK
-def test_a_store_of_the_first_format_is_read_and_added_to(store: DocumentStore, folder: Path) -> None:
-    store.add_text("boat.txt", BOAT, zone="device")
-    store.close()
-    (vector,) = HashEmbedder().embed([BOAT])
-    with closing(sqlite3.connect(folder / "documents.sqlite")) as connection, connection:
-        assert connection.execute("SELECT length(embedding) FROM chunks").fetchone() == (HashEmbedder.dimensions,)
-        connection.execute("UPDATE chunks SET embedding = ?", (vector.astype("<f4").tobytes(),))
-        connection.execute("PRAGMA user_version = 1")
-    with DocumentStore.open(folder, HashEmbedder()) as opened:
-        opened.add_text("train.txt", TRAIN, zone="device")
-        for name, text in (("boat.txt", BOAT), ("train.txt", TRAIN)):
-            (passage,) = opened.search(text, 1)
-            assert (passage.document, passage.score) == (name, pytest.approx(1, abs=2e-3))
-    with closing(sqlite3.connect(folder / "documents.sqlite")) as connection:
-        assert connection.execute("PRAGMA user_version").fetchone() == (2,), "a release before would misread it"
-
-
 def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Choose another"):
