@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from paceline.commands.demo import configured
 from tests.api.responses.test_resume import events_in, read, server
@@ -21,6 +22,7 @@ from tests.reliability.streams import percentile
 STREAMS = 3
 
 
+@pytest.mark.usefixtures("kept")
 def test_every_event_comes_once_from_the_process_after_the_killed_one(
     tmp_path: Path, size: Callable[[int, int], int], rng: random.Random, figure: Figure
 ) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from paceline.commands.demo import configured
 from tests.api.responses.test_resume import server
@@ -54,6 +55,7 @@ def test_streams_end_whole_and_late_requests_are_refused(
     figure("streams whole", len(whole), at_least=len(streams))
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_stopped_server_ends_background_responses_first(tmp_path: Path) -> None:
     with server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=5ms'")) as (process, http):
         body = {"model": "fake", "input": "Hi", "background": True, "max_output_tokens": 50, "seed": 1}

@@ -81,6 +81,7 @@ def test_a_kill_at_any_step_leaves_each_document_whole_or_absent(
     assert len(seen) > 2, "the kills hit nothing"
 
 
+@pytest.mark.usefixtures("kept")
 def test_commands_beside_a_server_lose_nothing_and_revocations_are_heard(
     tmp_path: Path, figure: Figure, size: Callable[[int, int], int]
 ) -> None:
