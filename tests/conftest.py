@@ -75,7 +75,7 @@ def kept(request: pytest.FixtureRequest, forked: Starts) -> Iterator[None]:
         yield
 
 
-def _on_postgres(request: pytest.FixtureRequest) -> AbstractContextManager[None]:
+def _on_postgres(request: pytest.FixtureRequest) -> AbstractContextManager[object]:
     from tests.postgres import on_postgres
 
     return on_postgres(request.getfixturevalue("postgres"))

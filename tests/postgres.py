@@ -105,12 +105,23 @@ class RealPostgres:
             self._process.wait()
             self._process = None
 
-    def new_database(self) -> str:
-        """The URL of an empty database."""
+    def new_database(self, folder: Path | None = None) -> str:
+        """The URL of an empty database. folder: an empty one, for its tables alone."""
         name = f"test{next(self._numbers)}"
         with psycopg.connect(self.url(), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            if folder is not None:
+                self._hand_over(folder)
+                connection.execute(f"CREATE TABLESPACE {name} LOCATION '{folder}'".encode())
+            where = "" if folder is None else f" TABLESPACE {name}"
+            connection.execute(f"CREATE DATABASE {name}{where}".encode())
         return self.url(name)
+
+    def drop(self, url: str) -> None:
+        """Remove a database, and the place of its tables."""
+        name = url.rpartition("/")[2]
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+            connection.execute(f"DROP TABLESPACE IF EXISTS {name}".encode())
 
     def copied(self, url: str) -> str:
         """The URL of a new database with what another holds, by way of a backup of it."""
@@ -121,18 +132,21 @@ class RealPostgres:
 
     def _give_away(self) -> None:
         """Let the other user have the folder, and read the programs, which may lie where it cannot look."""
-        assert self._user is not None
         package = BINARIES.parents[1]
         self._binaries = self._folder / package.name / BINARIES.relative_to(package)
         shutil.copytree(BINARIES.parent, self._binaries.parent, symlinks=True)
         libraries = package.with_name(f"{package.name}.libs")  # found by their place beside the programs
         shutil.copytree(libraries, self._folder / libraries.name)
-        owner = pwd.getpwnam(self._user)
+        self._hand_over(self._folder)
         self._folder.chmod(0o755)
-        os.chown(self._folder, owner.pw_uid, owner.pw_gid)
-        for parent in self._folder.parents:
-            with suppress(PermissionError):
-                parent.chmod(parent.stat().st_mode | 0o011)
+
+    def _hand_over(self, folder: Path) -> None:
+        if self._user is not None:
+            owner = pwd.getpwnam(self._user)
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+            for parent in folder.parents:
+                with suppress(PermissionError):
+                    parent.chmod(parent.stat().st_mode | 0o011)
 
     def _run(self, program: str, *arguments: str) -> None:
         made = [str(self._binaries / program), *arguments]
@@ -202,16 +216,17 @@ _own: OwnDatabases | None = None
 
 
 @contextmanager
-def on_postgres(postgres: RealPostgres) -> Iterator[None]:
+def on_postgres(postgres: RealPostgres) -> Iterator[OwnDatabases]:
     """Servers that this process starts meanwhile keep in databases what they would keep in files."""
     global _own
+    before, how = _own, USUAL.environment
     with closing(OwnDatabases(postgres)) as _own:
         setattr(USUAL, "environment", staticmethod(_own.environment))  # noqa: B010
         try:
-            yield
+            yield _own
         finally:
-            setattr(USUAL, "environment", None)  # noqa: B010
-            _own = None
+            setattr(USUAL, "environment", how and staticmethod(how))  # noqa: B010
+            _own = before
 
 
 def home(path: Path) -> Postgres | None:

@@ -9,12 +9,14 @@ mount. Not tried: reads that fail.
 from __future__ import annotations
 
 import os
+import random
 import resource
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import pytest
 
 from paceline.commands.demo import Children
 from tests.e2e.test_commands_beside_a_server import Server
-from tests.postgres import home, sound
+from tests.postgres import RealPostgres, home, on_postgres, sound
 from tests.reliability.conftest import Figure
 
 LIMIT = 48 << 10  # bytes of any file: the programs' logs are shorter
@@ -177,6 +179,42 @@ def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(
         server.start()
         assert {answer.status_code for answer in write_all(server, 100).values()} == {200}
         server.kill()
+
+
+def test_a_database_without_a_byte_left_is_told_and_loses_nothing(
+    tmp_path: Path, postgres: RealPostgres, size: Callable[[int, int], int], figure: Figure, rng: random.Random
+) -> None:
+    """Where its tables lie; its log has a disk of its own, without which PostgreSQL ends."""
+    rounds = size(3, 60)
+    with ExitStack() as opened:
+        disk = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="disk-"))) / "rows"  # pytest's are root's
+        opened.enter_context(small_disk(disk, 96))
+        own, children = opened.enter_context(on_postgres(postgres)), opened.enter_context(Children(tmp_path))
+        own.urls[tmp_path / "state"] = postgres.new_database(disk)
+        server = Server(children, tmp_path)
+        assert {answer.status_code for answer in write_all(server, 0).values()} == {200}
+        held = server.call("GET", "/v1/files").json()["data"]
+        refused: Counter[str] = Counter()
+        with ballast(disk):
+            for number in range(1, rounds + 1):
+                for name, answer in write_all(server, number).items():
+                    expected = {200} if name in ("chat", "reading", "health") else {200, *REFUSED}
+                    assert answer.status_code in expected, (name, answer.text)
+                    refused[name] += answer.status_code in REFUSED
+                upload = {"file": ("a.bin", rng.randbytes(1 << 20))}  # which PostgreSQL cannot make smaller
+                answer = server.call("POST", "/v1/files", files=upload, data={"purpose": "user_data"})
+                assert answer.status_code == 507 and "pg_tblspc" not in answer.text, answer.text
+            files = server.call("GET", "/v1/files").json()["data"]
+            assert files[-len(held) :] == held and not [each for each in files if each["filename"] == "a.bin"]
+        for name, count in refused.items():
+            figure(f"no byte left in a database: {name}, refused of {rounds}", count)
+        figure("a database's disk: writes again after", writes_again(server), unit="s")
+        server.kill()
+        sound(server.state)
+        server.start()
+        assert {answer.status_code for answer in write_all(server, 100).values()} == {200}
+        server.kill()
+        postgres.drop(own.urls.pop(server.state))
 
 
 @pytest.mark.embedded("a failing disk")
