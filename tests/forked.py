@@ -54,7 +54,7 @@ class Usual(subprocess.Popen[Any]):
     )
 
     def __init__(self, args: Sequence[str], **more: Any) -> None:
-        if self.environment is not None and _is_ours(args):
+        if self.environment is not None and args[0] == sys.executable:
             given = os.environ if more.get("env") is None else more["env"]
             more["env"] = self.environment(args, given, Path(more.get("cwd") or "."))
         super().__init__(args, **more)
