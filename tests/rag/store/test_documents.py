@@ -287,7 +287,6 @@ def test_the_entry_of_a_log_that_has_the_date_of_the_question_leads_those_that_d
     assert first.score >= second.score + 0.1
 
 
-@ON_DISK
 def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="Choose another"):
