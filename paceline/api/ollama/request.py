@@ -92,7 +92,7 @@ class GenerationFields(FormFields):
         given = body.get("options")
         for name, without in OTHER_SAMPLERS.items():
             if isinstance(given, dict) and given.get(name) not in (None, without):
-                raise unsupported(name, "It is not supported: sample with temperature, top_k, top_p and min_p")
+                raise unsupported(f"options.{name}", "Not supported: sample with temperature, top_k, top_p and min_p")
         return body
 
 

@@ -160,7 +160,7 @@ def test_refusals_are_one_sentence(http: httpx.Client) -> None:
         ("/api/chat", {"model": "nobody"}, "nobody"),
         ("/api/chat", {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "images"),
         ("/api/chat", {"think": True}, "thinking"),
-        ("/api/chat", {"options": {"mirostat": 2}}, "mirostat"),
+        ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat"),
         ("/api/chat", {"options": {"temperature": 900}}, "options.temperature"),
         ("/api/chat", {"format": "yaml"}, "format"),
         ("/api/chat", {"paceline": {"documnts": 1}}, "paceline.documnts"),
