@@ -95,7 +95,7 @@ def starting(kind: Starts) -> Iterator[None]:
 def _be_subreaper(wanted: bool) -> bool:
     """Become the parent of orphaned descendants, or no longer. False where the system knows no such thing."""
     try:
-        return ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
     except (AttributeError, OSError, TypeError):
         return False
 
