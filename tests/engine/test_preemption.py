@@ -58,7 +58,7 @@ class Answer:
         self.prompts = [(*common, *(self.random.randrange(VOCAB) for _ in range(size))) for size in sizes]
         claim = sum(len(prompt) + 3 * ROUNDS + 3 * MAX_TREE + 15 for prompt in self.prompts)
         owner = self.random.choice(("", "another's"))
-        self.group = Group(self.number, min(claim, CAPACITY), self.random.choice((0, 0, -1)), owner=owner)
+        self.group = Group(self.number, min(claim, CAPACITY), owner=owner)
         self.salt = self.random.choice((None, "owner", "other"))
 
     @property

@@ -13,7 +13,7 @@ import torch
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, load_engine
-from paceline.engine.paged.engine import PagedEngine
+from paceline.engine.sampling.sampler import DeviceLogits
 from paceline.errors import ConfigError
 from tests.engine.quantized_checkpoints import FORMATS, quantize
 
@@ -33,8 +33,9 @@ def test_it_scores_as_the_model_that_its_numbers_stand_for(
 
 
 def scores(engine: Engine) -> torch.Tensor:
-    assert isinstance(engine, PagedEngine)
-    return engine.scores(Batch((Segment(SeqId(1), 0, tuple(TOKENS), logits="all"),)))
+    (logits,) = engine.forward(Batch((Segment(SeqId(1), 0, tuple(TOKENS), logits="all"),))).logits
+    assert isinstance(logits, DeviceLogits)
+    return logits.scores
 
 
 @pytest.mark.parametrize(

@@ -163,8 +163,11 @@ def uses(file: Path) -> Iterator[tuple[str, str, str | bytes, int]]:
     compiled: dict[int, str] = {}
     for node in tree.body:
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name), value=ast.Call()):
-                compiled[id(node.value)] = name
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                compiled |= {id(part): name for part in ast.walk(value)}
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=function)) if function in FUNCTIONS:
@@ -173,13 +176,24 @@ def uses(file: Path) -> Iterator[tuple[str, str, str | bytes, int]]:
                 continue
         if id(node) in compiled:
             name = compiled[id(node)]
-            pattern = getattr(importlib.import_module(module_of(file)), name)
-            for method in (methods.get(name, set()) & FUNCTIONS) or {"search"}:
-                yield name, method, pattern.pattern, pattern.flags
+            for pattern in patterns_in(getattr(importlib.import_module(module_of(file)), name)):
+                for method in (methods.get(name, set()) & FUNCTIONS) or {"search"}:
+                    yield name, method, pattern.pattern, pattern.flags
         elif isinstance(node.args[0], ast.Constant):
             yield str(node.args[0].value), function, node.args[0].value, 0
         else:
             yield ast.unparse(node.args[0]), "unknown", "", 0
+
+
+def patterns_in(value: object) -> Iterator[re.Pattern[Any]]:
+    """Those of a table, or the one that the value is."""
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, dict):
+        yield from patterns_in((*value.keys(), *value.values()))
+    elif isinstance(value, tuple | list | frozenset):
+        for each in value:
+            yield from patterns_in(each)
 
 
 def module_of(file: Path) -> str:

@@ -304,7 +304,7 @@ def ask_in(
 ) -> None:
     """Ask in a group, of which the one with the smaller number is served first."""
     segment = Segment(SeqId(group), start, tokens)
-    request = ForwardRequest(segment, results.append, group=Group(group, len(PROMPT) + 8, group), **more)  # type: ignore[arg-type]  # fields of it
+    request = ForwardRequest(segment, results.append, group=Group(group, len(PROMPT) + 8, ("link", group)), **more)  # type: ignore[arg-type]  # fields of it
     steps.submit(request)
 
 

@@ -222,7 +222,7 @@ def test_a_link_that_is_lost_while_the_stages_are_being_linked_is_made_again(
         begin(made)
         made.stages[1].break_off()
         go_on(made, whole)
-        assert attempts == 3
+        assert attempts >= 3, "the torn one was not the last"
 
 
 def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
