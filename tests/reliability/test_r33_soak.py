@@ -81,7 +81,7 @@ class Soak:
                     await self._ended(http.delete(f"/v1/responses/{made}"))
                 case _:
                     async with http.stream("POST", "/v1/chat/completions", json=asked | {"stream": True}) as answer:
-                        assert answer.status_code == 200
+                        assert answer.status_code == 200, await answer.aread()
                         lines = [line async for line in _until(answer, 3 if kind == "left" else None) if line]
                         assert kind == "left" or lines[-1] == "data: [DONE]"
         self.outcomes[kind] += 1
