@@ -3,6 +3,7 @@
 simulation     hosts, network and answers in virtual time, driving the machines that serve
 baselines      what papers describe and benches compare with
 fleet          servers over one database, killed, stopped and replaced while they answer
+crowd          a hundred thousand devices in virtual time, on the links that are served
 many_links     thousands of devices on them at once, and what the death of one costs
 published      strategies as papers describe them, for requests to a real server
 scheduling     other policies for the scheduler of workflows
