@@ -44,8 +44,10 @@ def test_a_constant_truth_is_found_whatever_was_measured_before(
     for rows in sizes * RECENT:
         clock.add(rows, base + row * rows)
     for rows in sizes:
-        assert clock.at(rows) == pytest.approx(base + row * rows, rel=0.15), "classes are an eighth apart"
-        assert clock.near(rows) == pytest.approx(base + row * rows, rel=0.15)
+        assert clock.at(rows) == pytest.approx(base + row * rows, rel=0.2), (
+            "classes are an eighth apart, from rows joined"
+        )
+        assert clock.near(rows) == pytest.approx(base + row * rows, rel=0.2)
 
 
 @given(st.integers(1, 200), st.floats(1e-6, 100.0), st.integers(3, RECENT))
