@@ -22,6 +22,7 @@ from device_agent.setup import unit as of_user
 from paceline.commands.main import build
 from paceline.settings import SCHEMAS, AgentSettings, ServerSettings
 from paceline.settings_sources import paths, resolve
+from tests.caddy import as_installed
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -86,10 +87,12 @@ def test_nginx_reads_its_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Caddyfile", "Caddyfile.fleet"])
-def test_caddy_reads_its_example(name: str) -> None:
-    done = run("caddy", "validate", "--adapter", "caddyfile", "--config", DEPLOY / name)
+def test_caddy_reads_its_example(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.write_text(as_installed((DEPLOY / name).read_text("utf-8")))
+    done = run("caddy", "validate", "--adapter", "caddyfile", "--config", file)
     assert done.returncode == 0, done.stderr
-    assert "reverse_proxy" in run("caddy", "adapt", "--adapter", "caddyfile", "--config", DEPLOY / name).stdout
+    assert "reverse_proxy" in run("caddy", "adapt", "--adapter", "caddyfile", "--config", file).stdout
 
 
 IN_CONTAINERS = [DEPLOY / "compose.yaml", DEPLOY / "compose.fleet.yaml", CHART / "templates/servers.yaml"]
