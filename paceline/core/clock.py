@@ -117,8 +117,8 @@ class StepClock:
 
     def near(self, rows: int) -> float | None:
         """Median seconds of the size that is nearest to so many rows; None if none is near."""
-        known = filter(self._is_remembered, self._seen)
-        size = min(known, key=lambda each: max(rows / each, each / rows), default=None)
+        known, own = list(filter(self._is_remembered, self._seen)), row_class(rows)
+        size = own if own in known else min(known, key=lambda each: max(rows / each, each / rows), default=None)
         return None if size is None or max(rows / size, size / rows) > NEAR else self._median[size]
 
     def at(self, rows: int) -> float:
