@@ -1,5 +1,5 @@
-"""What running programs say of themselves: `paceline status`, who is linked, what runs and what was sent;
-`paceline policy check`, what the rules of a side make of a question.
+"""State of running programs: `paceline status` shows who is linked, what runs and what was sent, `paceline policy
+check` what the rules of a side make of a question.
 """
 
 from __future__ import annotations

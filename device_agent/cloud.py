@@ -52,7 +52,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What this device needs to link to one cloud."""
+    """Names and keys by which this device links to one cloud."""
 
     device: str  # the name its owner gave it at the server
     server_key: bytes  # pinned when it enrolled

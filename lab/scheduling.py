@@ -13,7 +13,7 @@ FIXED_SHAPE = 8  # most items of a launch without partition
 
 
 class PaddedProfile(OperationProfile):
-    """Of a unit that runs compiled shapes only: a launch with fewer items takes as long as a full one."""
+    """Profile of a unit that runs compiled shapes only: a launch with fewer items takes as long as a full one."""
 
     def seconds(self, items: int) -> float:
         whole, rest = divmod(items, self.shapes[-1])

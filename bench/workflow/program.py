@@ -70,7 +70,7 @@ def short(
 
 
 def together(**sizes: Any) -> WorkflowSizes:
-    """What a search of the other side has found is refined with the rest."""
+    """Sizes of a workflow that refines the passages of both sides together."""
     return WorkflowSizes(**sizes | {"apart": False})
 
 

@@ -227,7 +227,7 @@ class _Choice:
         self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> tuple[str, list[Entry]]:
-        """What an event adds."""
+        """Text and log probabilities that an event adds."""
         if isinstance(event, GenerationResult):
             self.done, self.tokens = event, event.completion_tokens
             text, new = "", entries(() if event.end is None else (event.end,), self._offsets)

@@ -1,4 +1,4 @@
-"""What this side says of itself: `/metrics`, `/v1/status`, `/version`, `/healthz`, `/readyz` and `/health`.
+"""State of this side: `/metrics`, `/v1/status`, `/version`, `/healthz`, `/readyz` and `/health`.
 
 `/metrics` has what it has done so far, in the text format of Prometheus. `/v1/status`, for `paceline status`, names
 devices, so that a key needs the scope `devices`, or all. No question, answer or document is in any of them.

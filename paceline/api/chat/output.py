@@ -64,7 +64,7 @@ class Choice:
         self.done: GenerationResult | None = None
 
     def take(self, event: GenerateEvent) -> Sequence[Said]:
-        """What an event adds to the message."""
+        """Parts that an event adds to the message."""
         if isinstance(event, GenerationResult):
             self.done, self.tokens = event, event.completion_tokens
         else:

@@ -1,4 +1,4 @@
-"""What an answer says, in parts: what the model thinks, its text, and calls of tools in the format of the model. Pure.
+"""Parts of an answer: the model's thoughts, its text, and calls of tools in the format of the model. Pure.
 
 The format is what a `Constraint` of kind `tools` enforces (`engine/tool_formats.py`), with any blanks around JSON's
 marks. The output does not depend on where the text is split, so that a streamed answer equals a whole one. Marks, the
@@ -42,7 +42,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """What the model thinks before it answers, or a line for a step of a workflow."""
+    """Text that the model thinks before it answers, or a line for a step of a workflow."""
 
     text: str
     step: WorkflowStep | None = None
@@ -61,7 +61,7 @@ class AnswerReader:
         self._thinks = thinks
 
     def read(self, event: GenerateEvent) -> Sequence[Said]:
-        """What an event says: nothing while its text may still become a call."""
+        """Parts that an event adds: none while its text may still become a call."""
         if isinstance(event, GenerationResult):
             return [] if self._parser is None else self._parser.flush(event.reason != "stop")
         if event.step is not None:
