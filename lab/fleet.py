@@ -66,6 +66,7 @@ KINDS: tuple[Json, ...] = (
     SAMPLED | LATER | {"stream": False},
     SAMPLED | {"tools": [TOOL], "tool_choice": "required"},
 )
+TEXTUAL = GREEDY.keys() | SAMPLED.keys() | LATER.keys()  # of kinds that stream text, a token at a time
 
 
 @dataclass(slots=True)
@@ -331,7 +332,7 @@ async def answers(
 
 # ---- scenarios ------------------------------------------------------------------------------------------------------
 async def killed(postgres: RealPostgres, rounds: int, first: int = 0) -> Verdict:
-    """The server that writes is killed once its first answer has told a certain number of tokens."""
+    """The server that writes is killed once its first streamed text has a certain number of tokens."""
     verdict = Verdict()
     async with fleet(postgres) as servers:
         client = Client(servers.http, lambda: [server.url for server in servers.running])
@@ -340,8 +341,9 @@ async def killed(postgres: RealPostgres, rounds: int, first: int = 0) -> Verdict
             victim, other = servers.running[0], servers.running[1]
             kinds = [KINDS[(number + index) % len(KINDS)] for index in range(len(KINDS))]
             async with answers(client, victim.url, other.url, 100 * number, kinds) as (readings, judge):
-                wanted = number * 7 % (TOKENS - 15)
-                while readings[-1].tokens < wanted and not all(each.ended for each in readings):
+                wanted = number * 7 % TOKENS
+                leader = next(read for kind, read in zip(kinds, readings, strict=True) if kind.keys() <= TEXTUAL)
+                while leader.tokens < wanted and not leader.ended:
                     await asyncio.sleep(0.002)
                 while not all(each.id for each in readings):
                     await asyncio.sleep(0.002)
