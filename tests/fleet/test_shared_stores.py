@@ -11,6 +11,7 @@ import pytest
 
 from paceline import sql
 from paceline.api.http.auth import Keyring
+from paceline.api.responses import log as event_log
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.store import EventStore, ResponseRecord, Turn
 from paceline.errors import ConfigError, StorageError
@@ -138,6 +139,31 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
         monkeypatch.setattr(log._store, "holder", ended_meanwhile)
         read = [row.sequence async for rows in log.follow("resp_1") for row in rows]
         assert read == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "GROUP_S", 3600.0)
+    with closing(EventStore(servers[1])) as other:
+        with closing(EventLog(servers[0])) as log:
+            lives = [log.begin(record(f"resp_{number}"), stored=True) for number in range(3)]
+            for live in lives[:2]:
+                await log.append(live, [("a", b"0")])
+                await log.wait_begun(live)
+            for data in (b"1", b"2"):
+                await log.append(lives[0], [("a", data)])
+            assert len(await log.all("resp_0")) == 1, "a query waits for no commit"
+            await log.append(lives[1], [("response.failed", b"{}")], last=True)
+            await log.wait_committed(lives[1])
+            assert len(await log.all("resp_0")) == 3, "written with the end of another"
+            await log.append(lives[0], [("a", b"3")])
+            await log.append(lives[2], [("a", b"0")])
+            await log.wait_begun(lives[2])
+            assert len(await log.all("resp_0")) == 4
+            await log.append(lives[0], [("a", b"4")])
+        assert len(other.read("resp_0", -1, -1)) == 5, "nothing is left at the end"
 
 
 def test_two_servers_take_over_each_response_once(servers: Servers) -> None:
