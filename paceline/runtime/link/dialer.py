@@ -57,7 +57,7 @@ class Dialer:
         connect: Callable[..., Awaitable[Transport]] = dial,
     ) -> None:
         """others: URLs of servers that know this device as well, tried in turn, without a pause until none has
-        answered; the one that was linked last is the first."""
+        answered; the one that was linked last is the first, unless it fell silent."""
         self.connected: Link | None = None  # admitted and not closed
         self.last_reason: str | None = None  # why there is no link, a sentence; None before the first attempt has ended
         self._urls = [url, *others]  # the one to try next is the first
@@ -96,7 +96,7 @@ class Dialer:
             elif tried % len(self._urls) == 0:
                 failures += 1
                 await self._sleep(back_off(failures, self._uniform()))
-            if not was_up:
+            if not was_up or code == CloseCode.HEARTBEAT_LOST:  # one that hangs takes connections, and answers none
                 self._urls.append(self._urls.pop(0))
 
     async def _one_link(self, url: str) -> tuple[int | None, str, bool]:

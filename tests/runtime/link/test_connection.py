@@ -404,6 +404,13 @@ async def test_a_dialer_whose_server_is_lost_tries_the_others_at_once_and_stays_
     assert clouds.waits == [0.5, 0.5, 0.2, 0.5], "after links, and after a round without one"
 
 
+async def test_a_dialer_whose_server_fell_silent_begins_with_another() -> None:
+    clouds = Clouds(welcome, welcome)
+    silent = TransportClosed(CloseCode.HEARTBEAT_LOST, "")
+    await clouds.run("ws://b/link", up=lambda _: clouds.device_pipes[-1].incoming.put_nowait(silent))
+    assert clouds.urls == ["ws://cloud/link", "ws://b/link"] and clouds.waits == [0.5, 0.5]
+
+
 async def test_a_dialer_refused_with_a_fatal_code_retries_rarely_and_logs_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
