@@ -21,6 +21,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -235,7 +236,7 @@ class TableStore:
         self._vocab_size = vocab_size
         self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
-        self._lock = threading.Lock()  # held to erase a file and to rename another to it
+        self._lock = threading.Lock()  # held to erase a file, to rename another to it, and to read one
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
         self._seal = seal
         if folder is not None and seal.is_on:
@@ -254,9 +255,11 @@ class TableStore:
             self._forget(owner)
             table = None
         if table is None:
-            table = self._load("owner", owner, base=self._base) or self._new(self._base)
-            self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
-        self._tables.move_to_end(owner)
+            with self._lock:  # what is read is not erased before it is known here
+                table = self._load("owner", owner, base=self._base) or self._new(self._base)
+                self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
+        with suppress(KeyError):  # erased since then: the answer goes on with it, and it is never saved
+            self._tables.move_to_end(owner)
         while self._folder is None and self.full:
             self._drop(next(iter(self._tables)))
         return table
@@ -279,7 +282,7 @@ class TableStore:
     def erase(self, owner: str) -> bool:
         """Erase from memory and disk; an answer under way continues with an empty table that is never saved.
 
-        False when there was nothing.
+        False when there was nothing. On any thread, unlike all else.
         """
         with self._lock:
             known = self._forget(owner)
@@ -312,8 +315,8 @@ class TableStore:
         if self._was_erased(owner):
             self._forget(owner)
             return None
-        table, path = self._tables[owner], self._path("owner", owner)
-        if not len(table):
+        table, path = self._tables.get(owner), self._path("owner", owner)
+        if table is None or not len(table):
             return None
         arrays, metadata = table.arrays(), self._metadata("owner", owner)
 

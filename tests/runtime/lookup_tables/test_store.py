@@ -6,7 +6,11 @@ import asyncio
 import gzip
 import json
 import stat
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
+from paceline.runtime.lookup_tables import store as table_store
 from paceline.runtime.lookup_tables.store import TableStore, mark_erased, table_files
 from paceline.runtime.lookup_tables.warmup import read_dialogues, warm
 from paceline.runtime.node import Node
@@ -23,6 +28,15 @@ from tests.requests import a_request
 
 VOCAB = 300
 SUCCESSORS = ([5, 6], [0.5, 0.25])
+
+
+@pytest.fixture
+def a_hasty_interpreter() -> Iterator[None]:
+    """Threads take turns as often as can be."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
 
 
 def store(folder: Path | None, vocabulary: str = "words", **options: int) -> TableStore:
@@ -54,6 +68,51 @@ def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path
     ]
     assert all(stat.S_IMODE(each.path.stat().st_mode) == 0o600 for each in table_files(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left"
+
+
+def test_a_table_that_is_erased_while_it_is_read_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = store(tmp_path)
+    tables.table("anna").record(2, *SUCCESSORS)
+    tables.save()
+    again, read = store(tmp_path), table_store.read_table
+    erasing = threading.Thread(target=again.erase, args=["anna"])
+
+    def erased_behind(*asked: Any) -> Any:
+        found = read(*asked)
+        erasing.start()
+        erasing.join(0.2)  # over by then, unless it waits for the reader
+        return found
+
+    monkeypatch.setattr(table_store, "read_table", erased_behind)
+    in_use = again.table("anna")
+    erasing.join()
+    monkeypatch.undo()
+    assert not len(in_use) and again.save() == 0 and not table_files(tmp_path)
+    assert again.table("anna").successors(2) == ([], [])
+
+
+@pytest.mark.usefixtures("a_hasty_interpreter")
+def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
+    tables, over = store(tmp_path), threading.Event()
+
+    def erase() -> None:
+        while not over.is_set():
+            tables.erase("anna")
+
+    erasing = threading.Thread(target=erase)
+    erasing.start()
+    try:
+        for _ in range(400):
+            tables.table("anna").record(2, *SUCCESSORS)
+            if (write := tables.writing("anna")) is not None:
+                write()
+    finally:
+        over.set()
+        erasing.join()
+    tables.erase("anna")
+    assert not table_files(tmp_path) and tables.save() == 0
 
 
 def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_path: Path) -> None:
