@@ -134,7 +134,7 @@ FIRST_ANSWERS: Final = 10  # that the published mean counts for
 LEAST_STEP: Final = 0.01  # of an answer, however many there were
 
 # Learnt by `lab.training.difficulty`; `bench handoff` has what they are worth.
-WEIGHTS: Final = Weights(-1.6022, Features(0.5978, -0.0132, 0.0, -1.006, 0.0, 0.9527), 0.864)
-RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.192, "balanced": 0.226, "cheap": 0.248}
+WEIGHTS: Final = Weights(1.5607, Features(0.4742, -0.2046, -1.4958, -1.31, -0.723, 1.1597), 0.851)
+RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.141, "balanced": 0.196, "cheap": 0.268}
 """Most risk at which this side writes: that its answer is worse than the larger model's."""
 UNTAUGHT: Final = Correction(WEIGHTS.agreement)
