@@ -106,7 +106,7 @@ def test_a_start_imports_nothing_large_that_only_some_requests_need() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["serve --model demo-causal", "stage --model demo-causal", "agent --model some/model"]
+    "given", ["serve --port 0 --model demo-causal", "stage --model demo-causal", "agent --port 0 --model some/model"]
 )
 def test_what_needs_it_says_what_to_install(tmp_path: Path, given: str) -> None:
     command = [sys.executable, "-c", REFUSE + AGENT, *given.split(), "--state-dir", str(tmp_path)]
