@@ -16,7 +16,7 @@ import re
 import secrets
 import threading
 import time
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
@@ -199,7 +199,8 @@ class PolicyGuard:
         self._saved = 0.0  # s, monotonic
         self._unwritten: deque[Callable[[PolicyState], None]] = deque()
         self.state = PolicyState(policing.state if self.policy else None, now=policing.now)
-        self._seen, self._marks = self.state.marks()
+        self._seen, marks = self.state.marks()
+        self._marks = OrderedDict(marks)  # the newest last
         self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
 
@@ -363,9 +364,8 @@ class PolicyGuard:
         with self._lock:
             for piece in pieces:
                 mark = self.state.mark(piece)
-                known = self._marks.pop(mark, "open")
-                self._marks[mark] = strictest(known, level)
-                if known != self._marks[mark]:
+                known = self._marks.get(mark, "open")
+                if known != self._mark(mark, level):
                     new[mark] = self._marks[mark]
             self._forget()
         if new:
@@ -424,11 +424,14 @@ class PolicyGuard:
 
     def _see_others(self) -> bool:
         """Learn what other servers have remembered and spent. False where that cannot be known now."""
+        is_known = False  # told by this reading: what is written after it may succeed
 
         def read() -> None:
+            nonlocal is_known
             self._write()
             if self._unwritten:
                 return
+            day = self.state.day
             try:
                 seen, marks = self.state.marks(self._seen)
                 used = self.state.used()
@@ -436,16 +439,18 @@ class PolicyGuard:
                 self._failed(error)
                 return
             with self._lock:
+                self._seen, self._faulty, is_known = seen, False, True
                 self._turn(self.state.day)
-                self._seen = seen
                 for mark, level in marks.items():
-                    self._marks[mark] = strictest(self._marks.pop(mark, "open"), level)
+                    self._mark(mark, level)
                 self._forget()
+                if self._unwritten or day != self._day:
+                    return  # something was spent behind what was read, or the day has turned
                 for budget in self.policy.budgets:
                     self._used[budget] = used.get(budget, 0.0) + self._pending[budget]
 
         self._on_writer(read).result()
-        return not self._faulty
+        return is_known
 
     def _save(self) -> None:
         with self._lock:
@@ -457,10 +462,16 @@ class PolicyGuard:
         if taken:
             self._later(lambda state: state.take(day, taken))
 
+    def _mark(self, mark: bytes, level: Privacy) -> Privacy:
+        """Hold what has this mark to this level too, under the lock. Who reads without it misses no mark."""
+        found = self._marks[mark] = strictest(self._marks.get(mark, "open"), level)
+        self._marks.move_to_end(mark)
+        return found
+
     def _forget(self) -> None:
         """The oldest marks, under the lock."""
         while len(self._marks) > MAX_MARKS:
-            del self._marks[next(iter(self._marks))]
+            self._marks.popitem(last=False)
 
     def _later(self, write: Callable[[PolicyState], None]) -> None:
         self._unwritten.append(write)
@@ -483,7 +494,7 @@ class PolicyGuard:
                 self._failed(error)
                 return
             self._unwritten.popleft()
-        self._faulty = False
+            self._faulty = False
 
     def _failed(self, error: PacelineError) -> None:
         log.error("budgets of this day count as used up: %s", error)

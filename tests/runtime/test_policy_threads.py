@@ -1,0 +1,101 @@
+"""The guard of the policy on several threads: the event loop spends and remembers while others decide."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from paceline.core.policy import Budget, DocumentRule, Pattern, Policy, Privacy
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.errors import StorageError
+from paceline.runtime import policy as guarding
+from paceline.runtime.policy import Policing, PolicyGuard, PolicyState
+from tests.requests import a_request
+
+HELD = "Velda will have thirty crowns for the lower room in May."
+RULES = Policy(
+    (DocumentRule("never leaves", Pattern.parse("velda.md", "/home/ann")),), budgets={"bytes": 9.0, "joules": 9.0}
+)
+ASKED = a_request(({"role": "user", "content": f"Is it true? {HELD}"},), SamplingParams(), 4)
+
+
+def test_a_text_that_is_remembered_again_is_held_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = PolicyGuard("device", RULES)
+    guard.remember(HELD, "local-only")
+    usual, levels = guarding.strictest, list[Privacy]()
+
+    def decided_in_the_middle(*given: Privacy) -> Privacy:
+        monkeypatch.undo()
+        deciding = threading.Thread(target=lambda: levels.append(guard._held(ASKED)))
+        deciding.start()
+        deciding.join()
+        return usual(*given)
+
+    monkeypatch.setattr(guarding, "strictest", decided_in_the_middle)
+    guard.remember(HELD, "local-only")
+    guard.close()
+    assert levels == ["local-only"]
+
+
+def test_what_is_spent_while_a_request_is_decided_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard, usual = PolicyGuard("device", RULES), PolicyState.used
+
+    def spent_behind(state: PolicyState) -> dict[Budget, float]:
+        found = usual(state)
+        guard.spend("bytes", 9.0)  # as the event loop does
+        return found
+
+    monkeypatch.setattr(PolicyState, "used", spent_behind)
+    guard._see_others()
+    monkeypatch.undo()
+    assert guard.used_up() == ["bytes"]
+    guard._see_others()
+    assert guard.used_up() == ["bytes"] and guard.left()["bytes"] == 0.0
+    guard.close()
+
+
+def test_what_was_spent_yesterday_does_not_count_when_the_day_turns_while_a_request_is_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1e9]
+    guard, usual = PolicyGuard("device", RULES, Policing(now=lambda: clock[0])), PolicyState.used
+    guard.spend("bytes", 9.0)
+
+    def turned_behind(state: PolicyState) -> dict[Budget, float]:
+        found = usual(state)
+        monkeypatch.undo()
+        clock[0] += 86_400.0
+        return found
+
+    monkeypatch.setattr(PolicyState, "used", turned_behind)
+    guard._see_others()
+    assert not guard.used_up()
+    guard.close()
+
+
+def test_a_request_is_held_here_where_what_rules_hold_cannot_be_read_whatever_is_written_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = PolicyGuard("device", RULES, Policing(tmp_path))
+    on_writer = guard._on_writer
+
+    def away(*_: object) -> tuple[int, dict[bytes, Privacy]]:
+        on_writer(guard._write)  # at the end of another answer
+        raise StorageError("it cannot be reached", away=True)
+
+    def and_all_else(work: Callable[[], None]) -> Future[None]:
+        done = on_writer(work)
+        done.result()
+        on_writer(lambda: None).result()
+        return done
+
+    monkeypatch.setattr(PolicyState, "marks", away)
+    monkeypatch.setattr(guard, "_on_writer", and_all_else)
+    assert not guard._see_others() and guard.used_up() == ["bytes", "joules"]
+    monkeypatch.undo()
+    assert guard._see_others() and not guard.used_up()
+    guard.close()
