@@ -297,7 +297,7 @@ class Node:
         return await asyncio.to_thread(resources.guard.confirm, resources.store, owner, document)
 
     async def forget_answers(self, owner: str) -> None:
-        await asyncio.to_thread(self._resources.forget_answers, owner)
+        await self._resources.forget_answers(owner)
 
     def load(self) -> Load:
         return self._peers.load(replace(self.worker.load(), answers=len(self._clients)))

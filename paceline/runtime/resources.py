@@ -289,11 +289,11 @@ class Resources:
         salt has others after a restart."""
         return hashlib.blake2b(salt.encode(), key=self._cache_secret, digest_size=16).digest()
 
-    def forget_answers(self, owner: str) -> None:
-        """Erase what this owner's answers have taught. Writes to the disk: on any thread."""
-        self._tables.erase(owner)
+    async def forget_answers(self, owner: str) -> None:
+        """Erase what this owner's answers have taught."""
+        await self._tables.erase(owner)
         if self.store is not None:
-            self.store.forget_readings(owner)
+            await asyncio.to_thread(self.store.forget_readings, owner)
 
     def forget_removed(self, removals: int) -> None:
         """Erase from memory what was learnt of documents before so many removals."""

@@ -272,5 +272,5 @@ async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Pat
             assert over.successors(1) == ([2], [0.5]), "read where documents taught nothing"
             over.blend(1, [3], [1.0], 0.5)
             assert resources.table("ann").successors(1) == ([2], [0.5]), "and never changed"
-            tables.erase("ann")
+            await tables.erase("ann")
             assert resources.table("ann", "documents", 0).successors(1) == ([], []) and not len(over)

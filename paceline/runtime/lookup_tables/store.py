@@ -8,7 +8,8 @@ tokenizer share it. Files are safetensors, written to a temporary name and renam
 
 An owner's file may be sealed, the base never is: then it holds one array of bytes, the table as another safetensors
 file, encrypted with a key of its own that stands wrapped in the metadata, and is overwritten when the file is removed
-or replaced. Names of owners and numbers of rows are not hidden. Not thread-safe, except for the writing of files.
+or replaced. Names of owners and numbers of rows are not hidden. Tables in memory belong to the event loop, files to any
+thread.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
@@ -201,6 +201,7 @@ def _overwrite(file: FileIO, *, whole: bool) -> None:
 FOLDER: Final = "tables"  # in the state directory
 OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k tokens
 OWNERS: Final = 32  # in memory
+_FILES: Final = threading.Lock()  # held to erase files and to rename another to one; never on the event loop
 
 
 def mark_erased(folder: Path, owner: str | None) -> None:
@@ -236,7 +237,7 @@ class TableStore:
         self._vocab_size = vocab_size
         self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
-        self._lock = threading.Lock()  # held to erase a file, to rename another to it, and to read one
+        self._erasing: set[str] = set()  # owners whose files are being erased
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
         self._seal = seal
         if folder is not None and seal.is_on:
@@ -255,11 +256,11 @@ class TableStore:
             self._forget(owner)
             table = None
         if table is None:
-            with self._lock:  # what is read is not erased before it is known here
-                table = self._load("owner", owner, base=self._base) or self._new(self._base)
-                self._tables[owner], self._marks[owner] = table, self._marks_of(owner)
-        with suppress(KeyError):  # erased since then: the answer goes on with it, and it is never saved
-            self._tables.move_to_end(owner)
+            marks = self._marks_of(owner)  # before the file, which another process may erase meanwhile
+            known = None if owner in self._erasing else self._load("owner", owner, base=self._base)
+            table = known or self._new(self._base)
+            self._tables[owner], self._marks[owner] = table, marks
+        self._tables.move_to_end(owner)
         while self._folder is None and self.full:
             self._drop(next(iter(self._tables)))
         return table
@@ -279,16 +280,18 @@ class TableStore:
             if next(iter(self._tables.items()), None) == (owner, table):  # not used meanwhile
                 self._drop(owner)
 
-    def erase(self, owner: str) -> bool:
+    async def erase(self, owner: str) -> bool:
         """Erase from memory and disk; an answer under way continues with an empty table that is never saved.
 
-        False when there was nothing. On any thread, unlike all else.
+        False when there was nothing.
         """
-        with self._lock:
-            known = self._forget(owner)
-            if self._folder is None:
-                return known
-            return remove_table(self._path("owner", owner)) or known
+        known = self._forget(owner)
+        if self._folder is None:
+            return known
+        erasing = asyncio.ensure_future(asyncio.to_thread(self._remove, self._folder, owner))
+        self._erasing.add(owner)
+        erasing.add_done_callback(lambda _: self._erasing.discard(owner))
+        return await asyncio.shield(erasing) or known
 
     def save(self) -> int:
         """Write every owner's table; the number written."""
@@ -315,17 +318,26 @@ class TableStore:
         if self._was_erased(owner):
             self._forget(owner)
             return None
-        table, path = self._tables.get(owner), self._path("owner", owner)
-        if table is None or not len(table):
+        table, path = self._tables[owner], self._path("owner", owner)
+        if not len(table):
             return None
         arrays, metadata = table.arrays(), self._metadata("owner", owner)
 
         def rename(part: Path, path: Path) -> bool:
-            with self._lock:
+            with _FILES:
                 wanted = self._tables.get(owner) is table and not self._was_erased(owner)
                 return wanted and replace_table(part, path)
 
         return lambda: write_table(path, encode_table(path.name, arrays, metadata, self._seal), rename)
+
+    def _remove(self, folder: Path, owner: str) -> bool:
+        """Remove the owner's files of every vocabulary: other models' tables, too, are in the folder, and may be in
+        memory, where the mark has them forgotten. On any thread; False if there was none. Raises OSError."""
+        with _FILES:
+            mark_erased(folder, owner)
+            files = [(path, _metadata(path)) for path in folder.glob(f"owner-*{SUFFIX}")]
+            found = {path for path, metadata in files if metadata is not None and metadata.get("owner") == owner}
+            return any([remove_table(path) for path in {self._path("owner", owner), *found}])
 
     def _was_erased(self, owner: str) -> bool:
         """True if another process has erased it: its mark has changed."""

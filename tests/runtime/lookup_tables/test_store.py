@@ -10,12 +10,12 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
@@ -70,49 +70,104 @@ def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path
     assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left"
 
 
-def test_a_table_that_is_erased_while_it_is_read_does_not_come_back(
+@pytest.mark.anyio
+async def test_a_table_that_is_asked_for_while_it_is_erased_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = store(tmp_path)
     tables.table("anna").record(2, *SUCCESSORS)
     tables.save()
-    again, read = store(tmp_path), table_store.read_table
-    erasing = threading.Thread(target=again.erase, args=["anna"])
-
-    def erased_behind(*asked: Any) -> Any:
-        found = read(*asked)
-        erasing.start()
-        erasing.join(0.2)  # over by then, unless it waits for the reader
-        return found
-
-    monkeypatch.setattr(table_store, "read_table", erased_behind)
+    again, asked, remove = store(tmp_path), threading.Event(), table_store.remove_table
+    monkeypatch.setattr(table_store, "remove_table", lambda path: asked.wait() and remove(path))
+    erasing = asyncio.create_task(again.erase("anna"))
+    await asyncio.sleep(0)
     in_use = again.table("anna")
-    erasing.join()
-    monkeypatch.undo()
+    asked.set()
+    assert await erasing
     assert not len(in_use) and again.save() == 0 and not table_files(tmp_path)
     assert again.table("anna").successors(2) == ([], [])
 
 
+@pytest.mark.anyio
+async def test_an_erasure_goes_on_when_nobody_waits_for_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = store(tmp_path)
+    tables.table("anna").record(2, *SUCCESSORS)
+    tables.save()
+    gone, remove = threading.Event(), table_store.remove_table
+    monkeypatch.setattr(table_store, "remove_table", lambda path: gone.wait() and remove(path))
+    erasing = asyncio.create_task(tables.erase("anna"))
+    await asyncio.sleep(0)
+    erasing.cancel()
+    await asyncio.wait({erasing})
+    assert not len(tables.table("anna"))
+    gone.set()
+    while table_files(tmp_path):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.anyio
 @pytest.mark.usefixtures("a_hasty_interpreter")
-def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
-    tables, over = store(tmp_path), threading.Event()
+async def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
+    tables = store(tmp_path)
 
-    def erase() -> None:
-        while not over.is_set():
-            tables.erase("anna")
+    async def erase() -> None:
+        while True:
+            await tables.erase("anna")
 
-    erasing = threading.Thread(target=erase)
-    erasing.start()
-    try:
-        for _ in range(400):
-            tables.table("anna").record(2, *SUCCESSORS)
-            if (write := tables.writing("anna")) is not None:
-                write()
-    finally:
-        over.set()
-        erasing.join()
-    tables.erase("anna")
+    erasing = asyncio.create_task(erase())
+    for _ in range(400):
+        tables.table("anna").record(2, *SUCCESSORS)
+        if (write := tables.writing("anna")) is not None:
+            await asyncio.to_thread(write)
+    erasing.cancel()
+    await asyncio.wait({erasing})
+    await tables.erase("anna")
     assert not table_files(tmp_path) and tables.save() == 0
+
+
+def test_another_models_table_of_the_owner_is_erased_too_whatever_that_holds_in_memory(tmp_path: Path) -> None:
+    """As of a model that has been unloaded, or is leaving and writes what it has."""
+    tables, others = store(tmp_path), store(tmp_path, "other words")
+    others.table("anna").record(2, *SUCCESSORS)
+    others.table("ben").record(2, *SUCCESSORS)
+    assert others.save() == 2
+    asyncio.run(tables.erase("anna"))
+    assert {each.owner for each in table_files(tmp_path)} == {"ben"}
+    assert others.save() == 1 and {each.owner for each in table_files(tmp_path)} == {"ben"}
+
+
+@pytest.mark.anyio
+async def test_an_answer_learns_on_while_its_owner_erases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, learning, erased = load_model("fake"), threading.Event(), threading.Event()
+    tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+    slot, erase = LookupTable._slot, LookupTable.erase
+
+    def waits_for_erasure(table: LookupTable, token: int) -> int:
+        found = slot(table, token)
+        learning.set()
+        erased.wait(0.2)  # over by then, unless it waits for the one who writes
+        return found
+
+    def waits_for_writer(table: LookupTable) -> None:
+        learning.wait(0.2)  # likewise
+        erase(table)
+        erased.set()
+
+    async with asyncio.timeout(30), Node("cloud", model, None, NodeParts(kept=Kept(tables=tables))) as node:
+        used = tables.table("anna")
+        monkeypatch.setattr(LookupTable, "_slot", waits_for_erasure)
+        monkeypatch.setattr(LookupTable, "erase", waits_for_writer)
+        forgetting = asyncio.create_task(node.forget_answers("anna"))
+        await asyncio.sleep(0)
+        used.record(2, *SUCCESSORS)
+        await forgetting
+        monkeypatch.undo()
+        assert not used._version & 1, "who reads its rows would wait for ever"
+        used.record(2, *SUCCESSORS)
+        assert used.successors(2) == SUCCESSORS
+    assert not table_files(tmp_path)
 
 
 def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_path: Path) -> None:
@@ -120,7 +175,7 @@ def test_erasing_removes_memory_and_file_and_a_table_in_use_is_never_saved(tmp_p
     used = tables.table("anna")
     used.record(2, *SUCCESSORS)
     tables.save()
-    assert tables.erase("anna") and not tables.erase("nobody")
+    assert asyncio.run(tables.erase("anna")) and not asyncio.run(tables.erase("nobody"))
     assert used.successors(2) == ([], []) and not table_files(tmp_path)
     used.record(3, *SUCCESSORS)  # an answer that is still under way
     tables.save()
@@ -132,9 +187,9 @@ def test_a_copy_of_a_table_erased_meanwhile_is_not_written(tmp_path: Path) -> No
     tables = store(tmp_path)
     tables.table("anna").record(2, *SUCCESSORS)
     write = tables.writing("anna")
-    tables.erase("anna")
+    asyncio.run(tables.erase("anna"))
     assert write is not None and not write()
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*owner-*"))
 
 
 def test_a_file_that_another_process_erased_is_not_written_again(tmp_path: Path) -> None:
@@ -203,7 +258,7 @@ async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: 
         tables.table(name).record(2, *SUCCESSORS)
     going = asyncio.create_task(tables.shrink())
     await asyncio.sleep(0)
-    assert tables.erase("anna")
+    assert await tables.erase("anna")
     await going
     assert not tables.full and tables.table("anna").successors(2) == ([], [])
     assert "anna" not in {each.owner for each in table_files(tmp_path)}
@@ -233,7 +288,7 @@ def test_memory_is_bounded_by_owners_and_rows() -> None:
             tables.table(str(owner)).record(token, *SUCCESSORS)
     assert len(tables.table("19")) == 10
     assert tables.save() == 0 and not tables.save_base()
-    assert tables.erase("19") and not tables.erase("0")
+    assert asyncio.run(tables.erase("19")) and not asyncio.run(tables.erase("0"))
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "empty", "foreign", "wrong"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import subprocess
@@ -74,7 +75,7 @@ def test_plain_tables_are_sealed_at_the_next_start_and_their_rows_overwritten(tm
 def test_the_key_of_a_file_is_overwritten_when_it_is_replaced_or_erased(tmp_path: Path) -> None:
     tables = taught(tmp_path, SEAL)
     formers = []
-    for number, end in enumerate((tables.save, lambda: tables.erase("anna"))):
+    for number, end in enumerate((tables.save, lambda: asyncio.run(tables.erase("anna")))):
         former = tmp_path / f"former-{number}"
         os.link(the_file(tmp_path), former)
         assert b'"key"' in former.read_bytes()
