@@ -105,7 +105,7 @@ def test_a_state_directory_moves_into_a_database(url: str, tmp_path: Path, seale
         with closing(EventStore(postgres)) as store:
             record = store.find("resp_1")
             assert record == ResponseRecord("resp_1", "key", 2.0, "resp_0", b'{"input":"?"}')
-            assert store.read("resp_1", -1, -1) == EVENTS and store.take_over([]) == []
+            assert store.read("resp_1", -1, -1) == EVENTS and store.take_over(list) == []
             assert [row.data for row in store.read("conv_1", -1, -1)] == [b"asked", b"said"]
         with pytest.raises(ConfigError, match="rows in keys already"):
             copy(folder, postgres)

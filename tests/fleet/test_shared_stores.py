@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from paceline.api.responses.log import EventLog
 from paceline.api.responses.store import EventStore, ResponseRecord, Turn
 from paceline.errors import ConfigError, StorageError
 from paceline.fleet import Fleet
-from paceline.postgres import Postgres
+from paceline.postgres import Postgres, PostgresConnection
 from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
 from server.devices import Registry
@@ -75,9 +77,9 @@ def test_all_servers_have_one_key(servers: Servers, tmp_path_factory: pytest.Tem
 def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> None:
     with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
         assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
-        assert second.take_over([]) == [], "its server is alive"
+        assert second.take_over(list) == [], "its server is alive"
         first.release([])
-        ((_, epoch, rows),) = second.take_over([])
+        ((_, epoch, rows),) = second.take_over(list)
         assert (epoch, [row.data for row in rows]) == (2, [b"0"])
         first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
         stale, turns = [("resp_1", 1, "response.failed", b"stale")], {"resp_1": Turn("conv_1", (b"stale",))}
@@ -87,7 +89,7 @@ def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> Non
         assert first.read("conv_1", -1, -1) == [] and first.holder("resp_1") == fleet_of(servers[1]).id
         assert second.write([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2}) == set()
         assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
-        assert first.take_over([]) == second.take_over([]) == [], "it has ended"
+        assert first.take_over(list) == second.take_over(list) == [], "it has ended"
 
 
 def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(servers: Servers) -> None:
@@ -101,7 +103,7 @@ def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(servers: 
         def stands_still(conversation: str, items: Sequence[bytes], now: float) -> int:
             first.conversations.add = add  # type: ignore[method-assign]
             fleet_of(servers[0]).close()  # its lease ends
-            eventually(lambda: bool(taken.extend(second.take_over([])) or taken))
+            eventually(lambda: bool(taken.extend(second.take_over(list)) or taken))
             return add(conversation, items, now)
 
         first.conversations.add = stands_still  # type: ignore[method-assign]
@@ -166,6 +168,37 @@ async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
         assert len(other.read("resp_0", -1, -1)) == 5, "nothing is left at the end"
 
 
+@pytest.mark.anyio
+async def test_a_response_that_begins_while_others_are_taken_over_stays_its_writers(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, begun, taken = asyncio.get_running_loop(), threading.Event(), list[str]()
+    execute = PostgresConnection.execute
+    with closing(EventLog(servers[0])) as log:
+
+        async def begin() -> None:
+            live = log.begin(record("resp_1"), stored=True)
+            await log.append(live, [("a", b"0")])
+            await log.wait_begun(live)
+
+        def begins_behind(rows: PostgresConnection, statement: str, parameters: Sequence[Any] = (), /) -> Any:
+            if "NOT IN (SELECT id FROM servers" in statement and not begun.is_set():
+                asyncio.run_coroutine_threadsafe(begin(), loop).result()
+                begun.set()
+            return execute(rows, statement, parameters)
+
+        monkeypatch.setattr(PostgresConnection, "execute", begins_behind)
+        log.take_over(lambda record, *_: taken.append(record.id))
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        monkeypatch.undo()
+        live = log.running("resp_1")
+        assert live is not None
+        await log.append(live, [("response.failed", b"{}")], last=True)
+        await log.wait_committed(live)
+        assert not taken and live.epoch == 1
+
+
 def test_two_servers_take_over_each_response_once(servers: Servers) -> None:
     with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
         for number in range(40):
@@ -175,7 +208,7 @@ def test_two_servers_take_over_each_response_once(servers: Servers) -> None:
         taken: list[list[str]] = [[], []]
 
         def take(number: int, store: EventStore) -> None:
-            while found := store.take_over(taken[number]):
+            while found := store.take_over(lambda: taken[number]):
                 taken[number] += [each.id for each, _, _ in found]
 
         threads = [threading.Thread(target=take, args=pair) for pair in enumerate((first, second))]

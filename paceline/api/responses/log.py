@@ -331,17 +331,20 @@ class EventLog:
 
         taken = set[str]()  # and not begun yet
 
+        def mine() -> list[str]:
+            return [*taken.copy(), *self._live.copy()]  # what begins is in the second before it leaves the first
+
         def look() -> None:
             if self._leaving:
                 return
-            for record, epoch, rows in self._store.take_over([*self._live.copy(), *taken]):
+            for record, epoch, rows in self._store.take_over(mine):
                 taken.add(record.id)
                 _log.warning("%s is continued here, after %d events", record.id, len(rows))
                 loop.call_soon_threadsafe(begin, record, epoch, rows)
 
         def begin(record: ResponseRecord, epoch: int, rows: list[EventRow]) -> None:
-            taken.discard(record.id)
             live = self._live[record.id] = LiveEvents(record, stored=True, epoch=epoch, rows=rows)
+            taken.discard(record.id)
             resume(record, live, rows)
 
         if self.fleet is not None:

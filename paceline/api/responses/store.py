@@ -122,9 +122,10 @@ _APPEND = """WITH held AS (SELECT id, epoch FROM responses WHERE id = ANY(?) FOR
     FROM unnest(?::text[], ?::bigint[], ?::text[], ?::bytea[], ?::bigint[]) AS told (response, sequence, type, data, at)
     JOIN held ON id = response AND epoch = at ON CONFLICT DO NOTHING)
     SELECT id, epoch FROM held"""
-_TAKE_OVER = """UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id IN (SELECT id FROM responses WHERE NOT ended
+_LEFT = """SELECT id FROM responses WHERE NOT ended
     AND (holder NOT IN (SELECT id FROM servers WHERE until > clock_timestamp()) OR holder = ? AND id <> ALL(?))
-    ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED) RETURNING id, epoch"""
+    ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED"""
+_TAKE_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ANY(?) RETURNING id, epoch"
 _BEGIN_AGAIN = "UPDATE responses SET epoch = epoch + 1 WHERE id = ? AND epoch <= ?"
 MAX_AGAIN = 3  # times that a response is begun again: more often it may be what ends the program
 _HAND_OVER = "UPDATE responses SET holder = ?, epoch = epoch + 1 WHERE id = ? AND epoch = ? AND NOT ended"
@@ -441,17 +442,20 @@ class EventStore:
         return lost
 
     # ---- several servers --------------------------------------------------------------------------------------------
-    def take_over(self, mine: Collection[str]) -> list[tuple[ResponseRecord, int, list[EventRow]]]:
+    def take_over(self, mine: Callable[[], Collection[str]]) -> list[tuple[ResponseRecord, int, list[EventRow]]]:
         """Become the holder of unfinished responses whose servers are gone, and of those of this one that it could not
         go on writing: each with its epoch and its rows.
 
-        `mine`: those that are being written here. Called on another thread than all else: it has its own connection.
+        `mine`: tells those that are being written here. Called on another thread than all else: it has its own
+        connection.
         """
         assert self.fleet is not None, "of a shared database"
         connection = self._place.connect()
         rows = SealedRows(connection, self._rows.seal, self._place)
         with rows.changing():
-            taken = connection.execute(_TAKE_OVER, (self.fleet.id, self.fleet.id, list(mine), TAKEN_AT_ONCE)).fetchall()
+            left = {one for (one,) in connection.execute(_LEFT, (self.fleet.id, [*mine()], TAKEN_AT_ONCE))}
+            left.difference_update(mine())  # begun here meanwhile
+            taken = connection.execute(_TAKE_OVER, (self.fleet.id, [*left])).fetchall() if left else []
         found = [(rows.find(response), epoch, rows.read(response, -1, -1)) for response, epoch in taken]
         return [(record, epoch, rows_) for record, epoch, rows_ in found if record is not None]
 
