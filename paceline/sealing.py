@@ -215,17 +215,18 @@ class StoreSeal(Seal):
         return self._wrap.seal(key, owner), SealedBox(key, owner)
 
     def box(self, stored: bytes, owner: str) -> Box:
-        known = self._boxes.get((owner, stored))
+        boxes = self._boxes  # of which nothing is kept where all are forgotten meanwhile
+        known = boxes.get((owner, stored))
         if known is not None:
             return known
         box = SealedBox(self._wrap.open(stored, owner), owner)
-        if len(self._boxes) >= _KEPT_BOXES:
-            self._boxes.clear()
-        self._boxes[owner, stored] = box
+        if len(boxes) >= _KEPT_BOXES:
+            boxes.clear()
+        boxes[owner, stored] = box
         return box
 
     def forget(self) -> None:
-        self._boxes.clear()
+        self._boxes = {}
 
 
 PLAIN: Final = Seal()

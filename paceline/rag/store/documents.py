@@ -78,6 +78,7 @@ class DocumentStore:
         self._database = database  # no transaction is open while embedding
         self._index = HybridIndex(database, embedder.dimensions)  # guarded by the database's lock
         self._document_kv = DocumentKvStore(directory / FOLDER, 0, seal=database.seal)  # only to remove from
+        self._removals = 0  # as last counted; guarded likewise
         self._chunk_size = {"chunk_tokens": chunk_tokens, "overlap": overlap}
 
     @classmethod
@@ -320,9 +321,13 @@ class DocumentStore:
 
     def removals(self) -> int:
         """The number of removals so far, replacements included, by any process. What memory holds of documents is valid
-        as long as this number does not change."""
+        as long as this number does not change; keys of theirs are forgotten here."""
         with self._database.reading() as database:
-            return int(database.meta().get("removals", 0))
+            removals = int(database.meta().get("removals", 0))
+            if removals != self._removals:
+                self._removals = removals
+                database.seal.forget()
+            return removals
 
     def passages(self, after: int, count: int) -> list[Passage]:
         """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""

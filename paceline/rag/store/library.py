@@ -398,6 +398,7 @@ class Library:
         self._database = Database(
             documents.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=documents.home
         )
+        self._database.seal = documents.seal  # one, so that no key of what either removes stays with the other
         try:
             self.uploads = Uploads(documents.directory, self._database)
         except BaseException:

@@ -11,6 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -128,6 +129,41 @@ def test_removing_a_document_removes_its_key(copied: Callable[[bool], Made]) -> 
     gone = set(before) - set(keys())
     assert len(gone) == 3 and not any(map(on_disk, gone))
     assert [path.name for path in (folder / KV).iterdir()] == []
+
+
+def test_no_key_of_what_is_removed_stays_in_memory_whichever_connection_removes_it(
+    copied: Callable[[bool], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file, _ = copied(True)
+    with opened(folder) as store:
+        seal, library = store.seal, Library(store, "device")
+        assert isinstance(seal, StoreSeal)
+        unwrap = sealing.SealedBox.open
+
+        def removed_behind(box: sealing.SealedBox, sealed: bytes, place: str) -> bytes:
+            found = unwrap(box, sealed, place)
+            monkeypatch.undo()
+            removing = threading.Thread(target=library.delete_file, args=[OWNER, file])
+            removing.start()
+            removing.join()
+            return found
+
+        with closing(library):
+            library.uploads.get(OWNER, file)
+            assert library.readable(OWNER).whole() and seal._boxes
+            seal.forget()
+            kv = DocumentKvStore(folder / KV, MIB, seal=seal)
+            (cellar,) = [each for each in store.passages(0, 100) if each.collection != "default"]
+            seal.forget()
+            monkeypatch.setattr(sealing.SealedBox, "open", removed_behind)
+            kv.get(kv_key(kv, cellar))
+            assert not seal._boxes, "of a file that was being read when it was removed"
+            store.passages(0, 100)
+            assert seal._boxes
+            with opened(folder) as another:
+                assert another.remove("vault-notes.md") == 1
+            store.removals()  # as a node asks every few seconds
+            assert not seal._boxes
 
 
 def test_without_its_key_a_store_is_refused_and_stays_as_it_is(copied: Callable[[bool], Made]) -> None:
