@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -197,6 +197,35 @@ async def test_a_response_that_begins_while_others_are_taken_over_stays_its_writ
         await log.append(live, [("response.failed", b"{}")], last=True)
         await log.wait_committed(live)
         assert not taken and live.epoch == 1
+
+
+@pytest.mark.anyio
+async def test_a_server_that_leaves_does_not_take_over_what_it_abandons(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, found, resumed = asyncio.get_running_loop(), list[str](), list[str]()
+    with closing(EventLog(servers[0])) as log:
+        take_over = log._store.take_over
+
+        async def abandon() -> None:
+            live = log.begin(record("resp_1"), stored=True)
+            await log.append(live, [("a", b"0")])
+            await log.wait_begun(live)
+            log.abandon(live)
+
+        def leaves_behind(mine: Callable[[], Collection[str]]) -> Any:
+            asyncio.run_coroutine_threadsafe(abandon(), loop).result()
+            taken = take_over(mine)
+            log.leaving = True  # before what it has found can begin
+            found.extend(each.id for each, _, _ in taken)
+            return taken
+
+        monkeypatch.setattr(log._store, "take_over", leaves_behind)
+        log.take_over(lambda taken, *_: resumed.append(taken.id))
+        beats = list[int]()
+        fleet_of(servers[0]).each_beat(lambda: beats.append(0))
+        await asyncio.to_thread(eventually, lambda: len(beats) > 2)
+        assert (found, resumed) == (["resp_1"], [])
 
 
 def test_two_servers_take_over_each_response_once(servers: Servers) -> None:

@@ -314,7 +314,7 @@ class EventLog:
             _log.warning("%d responses were cut when the server last ended; they are marked as failed", interrupted)
         self._store.allow_others()
         self._live: dict[str, LiveEvents] = {}
-        self._leaving = False  # others take over, and not this server
+        self.leaving = False  # others take over, and not this server
         self._loop: asyncio.AbstractEventLoop | None = None
         self._writer = EventWriter(
             self._store, retention, live_ids=lambda: set(self._live.copy()), deliver=self._deliver
@@ -335,7 +335,7 @@ class EventLog:
             return [*taken.copy(), *self._live.copy()]  # what begins is in the second before it leaves the first
 
         def look() -> None:
-            if self._leaving:
+            if self.leaving:
                 return
             for record, epoch, rows in self._store.take_over(mine):
                 taken.add(record.id)
@@ -343,6 +343,8 @@ class EventLog:
                 loop.call_soon_threadsafe(begin, record, epoch, rows)
 
         def begin(record: ResponseRecord, epoch: int, rows: list[EventRow]) -> None:
+            if self.leaving:
+                return
             live = self._live[record.id] = LiveEvents(record, stored=True, epoch=epoch, rows=rows)
             taken.discard(record.id)
             resume(record, live, rows)
@@ -354,7 +356,6 @@ class EventLog:
 
     async def release(self) -> None:
         """Let other servers take over what this one was writing."""
-        self._leaving = True
         mine = list(self._live)
         await self.query(lambda: self._store.release(mine))
 

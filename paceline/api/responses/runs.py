@@ -154,6 +154,7 @@ class Responses:
     async def close(self) -> None:
         """Interrupt all running responses and write all their events: the server stops. They have failed then, but for
         those that can go on elsewhere, or at the next start, which are left as they are."""
+        self.log.leaving = True  # or this server takes over what it abandons
         for run in list(self._runs.values()):
             lasts = self.log.fleet is not None or goes_on(run.live.record)
             if lasts and run.live.stored and not run.live.closed:
@@ -165,6 +166,7 @@ class Responses:
 
     async def leave(self) -> None:
         """Leave to other servers what nobody waits for here: this one drains."""
+        self.log.leaving = True
         for run in list(self._runs.values()):
             if run.live.stored and not run.live.closed and run.is_unwatched:
                 self.log.abandon(run.live)
