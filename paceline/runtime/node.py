@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -60,15 +60,13 @@ log = logging.getLogger("paceline.node")
 T = TypeVar("T")
 
 
-async def watch_removals(store: DocumentStore, forget: Callable[[int], None]) -> None:
-    """Erase from memory what was learnt of documents that this or another process has removed. forget: told the number
-    of removals so far."""
+async def watch_documents(look: Callable[[], Awaitable[None]]) -> None:
     while True:
-        try:
-            forget(await asyncio.to_thread(store.removals))
-        except ConfigError as error:  # the disk; the next request fails for it too
-            log.warning("removed documents cannot be looked for: %s", error)
         await asyncio.sleep(WATCH_S)
+        try:
+            await look()
+        except ConfigError as error:  # the disk; the next request fails for it too
+            log.warning("documents cannot be looked at: %s", error)
 
 
 async def keep(save: Callable[[], None]) -> None:
@@ -204,7 +202,8 @@ class Node:
             self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work, readable)
             self.library.start()
         if resources.store is not None:
-            self._run(watch_removals(resources.store, resources.forget_removed))
+            await resources.look()
+            self._run(watch_documents(resources.look))
         if self.side == "device":
             self._run(keep(resources.save_learnt))
         if resources.prefiller is not None:

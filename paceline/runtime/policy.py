@@ -10,6 +10,7 @@ strictest until it can: budgets are used up, nothing leaves, and nothing is conf
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import logging
 import re
@@ -227,7 +228,8 @@ class PolicyGuard:
             return None
         if self._ruled is None or self._ruled.store is not store:
             self._ruled = RuledDocuments(store, self.policy)
-        grants, confirmed = self._grants_of(owner, model), self._confirmed()
+        grants = self._grants_of(owner, model)
+        confirmed = functools.cache(self._confirmed)  # by the thread that searches
 
         def kept(document: RuledDocument) -> bool:
             """Not read, confirmed or not."""
@@ -236,7 +238,7 @@ class PolicyGuard:
             return (peer and bool(levels)) or strict or not all(grant.may_read(document.facts) for grant in grants)
 
         def asked(document: RuledDocument) -> bool:
-            return document.is_asked_for and self.state.mark(document.identity) not in confirmed
+            return document.is_asked_for and self.state.mark(document.identity) not in confirmed()
 
         return Readable(
             store,

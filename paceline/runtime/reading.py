@@ -109,13 +109,14 @@ class Reading:
         level, joint = request.joining.privacy, STRATEGIES[choice.strategy].needs_peer
         if level in JOINT_LEVELS and not joint:
             level = "answer-private" if begun.context.linked and not begun.context.common else "local-only"
-        found = [(each.document, self._rules_of(begun.readable, each)) for each in read.prompts.passages]
+        passages = read.prompts.passages
+        rules = await asyncio.to_thread(lambda: [self._rules_of(begun.readable, each) for each in passages])
         return Explanation(
             guard.for_client(begun.held, owner, read.asked),
             choice.strategy,
             "; ".join(filter(None, (choice.reason, begun.held.why))),
             LEAVES[level] if begun.context.linked else f"{LEAVES['local-only']}, as the other side is not linked",
-            found,
+            [(each.document, its) for each, its in zip(passages, rules, strict=True)],
             guard.left(),
         )
 

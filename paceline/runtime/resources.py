@@ -24,7 +24,7 @@ from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import RequestError
-from paceline.rag.records import Passage, Selection
+from paceline.rag.records import MANAGED, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Timed, forward_times
@@ -182,6 +182,7 @@ class Resources:
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.limits)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
+        self.num_documents = 0  # at the last `look`: whoever tells of them does not wait for the disk
         self.guard = parts.company.policy or PolicyGuard(side)
         self.relevance = scale_of(store, parts.kept.relevance_temperature)
         self.judge = parts.kept.judge if is_judged(info, self.tokenizer) else None
@@ -266,10 +267,6 @@ class Resources:
         """True if several passages are to stand in one context. reading: as in `Options`."""
         return not self.tokenizer.one_document if not reading else reading == "together"
 
-    @property
-    def num_documents(self) -> int:
-        return 0 if self.store is None else self.store.count()
-
     def readable(
         self, owner: str, *, peer: bool = False, level: Privacy | None = None
     ) -> Readable | DocumentStore | None:
@@ -295,8 +292,10 @@ class Resources:
         if self.store is not None:
             await asyncio.to_thread(self.store.forget_readings, owner)
 
-    def forget_removed(self, removals: int) -> None:
-        """Erase from memory what was learnt of documents before so many removals."""
+    async def look(self) -> None:
+        """Count the documents, and erase from memory what was learnt of those that this or another process has
+        removed. Raises ConfigError."""
+        self.num_documents, removals = await asyncio.to_thread(self.documents, MANAGED)
         self._document_tables.erase_older(removals)
 
     async def mask(self, constraint: Constraint, owner: str) -> Mask:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import threading
 import weakref
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
@@ -250,7 +251,7 @@ async def test_a_table_that_an_answer_uses_is_empty_after_a_removal_and_ends_wit
         used = resources.table("ann", "documents", 0)
         used.record(1, [2], [0.5])
         assert resources.table("ann", "documents", 0) is used and resources.table("bert", "documents", 0) is not used
-        resources.forget_removed(1)
+        resources._document_tables.erase_older(1)
         assert not len(used) and used.successors(1) == ([], [])
         used.record(1, [2], [0.5])
         assert resources.table("ann", "documents", 1).successors(1) == ([], [])
@@ -274,3 +275,23 @@ async def test_tables_of_owners_stay_below_and_are_erased_together(tmp_path: Pat
             assert resources.table("ann").successors(1) == ([2], [0.5]), "and never changed"
             await tables.erase("ann")
             assert resources.table("ann", "documents", 0).successors(1) == ([], []) and not len(over)
+
+
+async def test_a_node_tells_of_its_documents_while_others_write_them(tmp_path: Path) -> None:
+    writing, told, waited = threading.Event(), threading.Event(), list[bool]()
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        store.add_text("note.md", "Velda is the landlord.", zone="cloud")
+
+        def write() -> None:
+            with store._database.writing():
+                writing.set()
+                waited.append(told.wait(10.0))
+
+        async with asyncio.timeout(60), Node("cloud", LoadedModel(fake("cloud"), ByteTokenizer()), store) as node:
+            writer = threading.Thread(target=write)
+            writer.start()
+            await asyncio.to_thread(writing.wait)
+            assert node.readiness().detail["documents"] == 1
+            told.set()
+            await asyncio.to_thread(writer.join)
+        assert waited == [True], "the event loop has waited for the writer"

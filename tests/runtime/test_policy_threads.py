@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,8 +12,14 @@ import pytest
 
 from paceline.core.policy import Budget, DocumentRule, Pattern, Policy, Privacy
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.fake import fake_model
 from paceline.errors import StorageError
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import Known, RuledDocuments
 from paceline.runtime import policy as guarding
+from paceline.runtime.node import Node
+from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import Policing, PolicyGuard, PolicyState
 from tests.requests import a_request
 
@@ -99,3 +106,42 @@ def test_a_request_is_held_here_where_what_rules_hold_cannot_be_read_whatever_is
     monkeypatch.undo()
     assert guard._see_others() and not guard.used_up()
     guard.close()
+
+
+@pytest.mark.anyio
+async def test_who_may_read_what_is_asked_of_no_disk_on_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, readers = PolicyState.confirmed, list[threading.Thread]()
+
+    def confirmed(state: PolicyState) -> frozenset[bytes]:
+        readers.append(threading.current_thread())
+        return usual(state)
+
+    monkeypatch.setattr(PolicyState, "confirmed", confirmed)
+    rules = Policy((DocumentRule("ask me", Pattern.parse("velda.md", "/home/ann")),))
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        store.add_text("velda.md", HELD, zone="device")
+        guard = PolicyGuard("device", rules)
+        readable = guard.readable(store, "ann")
+        assert readable is not None and await asyncio.to_thread(readable.search, HELD, 3) == []
+        assert readable.asked and readers and threading.current_thread() not in readers
+        guard.close()
+
+
+@pytest.mark.anyio
+async def test_what_would_happen_is_found_out_on_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual, readers = RuledDocuments.known, list[threading.Thread]()
+
+    def known(ruled: RuledDocuments) -> Known:
+        readers.append(threading.current_thread())
+        return usual(ruled)
+
+    monkeypatch.setattr(RuledDocuments, "known", known)
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        store.add_text("velda.md", HELD, zone="device")
+        parts = NodeParts(company=Company(policy=PolicyGuard("device", RULES)))
+        async with asyncio.timeout(60), Node("device", fake_model(7), store, parts) as node:
+            told = await node.explain(ASKED, None)
+        assert told.documents == [("velda.md", ("never leaves: velda.md",))]
+        assert threading.current_thread() not in readers
