@@ -16,7 +16,7 @@ from paceline.api.http.auth import Keyring
 from paceline.api.responses import log as event_log
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.store import EventStore, ResponseRecord, Turn
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.fleet import Fleet
 from paceline.postgres import Postgres, PostgresConnection
 from paceline.settings import ServerSettings
@@ -141,6 +141,17 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
         monkeypatch.setattr(log._store, "holder", ended_meanwhile)
         read = [row.sequence async for rows in log.follow("resp_1") for row in rows]
         assert read == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_a_follower_of_a_response_that_another_server_deletes_is_told(servers: Servers) -> None:
+    with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
+        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        following = log.follow("resp_1")
+        assert [row.sequence for row in await anext(following)] == [0]
+        store.delete("resp_1")  # its end with it
+        with pytest.raises(RequestError, match="deleted while it was read"):
+            await anext(following)
 
 
 @pytest.mark.anyio

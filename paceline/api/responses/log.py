@@ -488,6 +488,7 @@ class EventLog:
 
     async def _follow(self, response: str, live: LiveEvents | None, after: int) -> AsyncIterator[list[EventRow]]:
         is_over = self.fleet is None  # no other server writes it: what is read from now on is all
+        told = ""  # type of the last row
         while True:
             rows = None if live is None else live.after(after)
             if rows is None:
@@ -499,11 +500,13 @@ class EventLog:
                     await asyncio.sleep(POLL_S)
                     live = self._live.get(response)  # it may have been taken over here
                     continue
+                if not rows and self.fleet is not None and told and told not in ENDS:  # it went with its end
+                    raise RequestError("This response was deleted while it was read.", status=404)
                 if not rows:
                     return
             if rows:
                 yield rows
-                after = rows[-1].sequence
+                after, told = rows[-1].sequence, rows[-1].type
                 continue
             assert live is not None, "its rows are in memory"
             if isinstance(live.failure, TakenOver):
