@@ -167,7 +167,8 @@ def failure_of(error: BaseException) -> Failure:
             if error.full:
                 message = "The server's disk is full: what was to be kept is not."
                 return Failure(507, message, "server_error", "disk_full")
-            message = "The server cannot use its files; its log says why."
+            what = "reach its database" if error.away else "use its files"
+            message = f"The server cannot {what}; its log says why."
             return Failure(503, message, "server_error", "storage_unusable", headers=RETRY)
         case PacelineError():
             return Failure(500, str(error), "server_error")
