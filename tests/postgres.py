@@ -194,6 +194,8 @@ class OwnDatabases:
         state = Path(environment.get("XDG_STATE_HOME", ""), "paceline", "cloud")
         if "--state-dir" in arguments:
             state = Path(arguments[arguments.index("--state-dir") + 1])
+            if state.name == "device":  # an agent's
+                return dict(environment)
         if state not in self.urls:
             self.urls[state] = url = self.postgres.new_database()
             if (state / "docs").is_dir():
