@@ -61,6 +61,7 @@ T = TypeVar("T")
 
 
 async def watch_documents(look: Callable[[], Awaitable[None]]) -> None:
+    """Look at the documents again and again: this or another process may have added or removed some."""
     while True:
         await asyncio.sleep(WATCH_S)
         try:

@@ -44,10 +44,15 @@ def test_a_constant_truth_is_found_whatever_was_measured_before(
     for rows in sizes * RECENT:
         clock.add(rows, base + row * rows)
     for rows in sizes:
-        assert clock.at(rows) == pytest.approx(base + row * rows, rel=0.2), (
-            "classes are an eighth apart, from rows joined"
-        )
-        assert clock.near(rows) == pytest.approx(base + row * rows, rel=0.2)
+        assert clock.at(rows) == pytest.approx(base + row * rows, rel=0.15), "classes are an eighth apart"
+        assert clock.near(rows) == pytest.approx(base + row * rows, rel=0.15)
+
+
+def test_a_number_of_rows_has_its_own_time_before_a_nearer_one_s() -> None:
+    clock = StepClock()
+    for rows, seconds in ((136, 1.125), (158, 1.297)) * RECENT:
+        clock.add(rows, seconds)
+    assert clock.near(136) == 1.125
 
 
 @given(st.integers(1, 200), st.floats(1e-6, 100.0), st.integers(3, RECENT))
