@@ -32,11 +32,12 @@ from lab.training.difficulty import (
     collect,
     fit,
     load,
+    looks,
     mixed,
     played,
     prompt_of,
-    risks_of,
     text_of,
+    worths_of,
     write,
 )
 from lab.training.texts import squad
@@ -171,9 +172,9 @@ def folds(records: Sequence[Record]) -> list[Learnt]:
 
 
 def thresholds(records: Sequence[Record], learnt: Sequence[Learnt]) -> list[float]:
-    """Risks between which as many questions change who ends them."""
-    risks = sorted(max(risks_of(record, of.weights)) for record, of in zip(records, learnt, strict=True))
-    return [risks[at * (len(risks) - 1) // STEPS] for at in range(STEPS + 1)]
+    """Worths between which as many questions change who ends them."""
+    worths = sorted(max(worths_of(record, of.weights)) for record, of in zip(records, learnt, strict=True))
+    return [worths[at * (len(worths) - 1) // STEPS] for at in range(STEPS + 1)]
 
 
 def wanted(records: Sequence[Record], learnt: Sequence[Learnt]) -> dict[str, set[int]]:
@@ -181,8 +182,8 @@ def wanted(records: Sequence[Record], learnt: Sequence[Learnt]) -> dict[str, set
     found: dict[str, set[int]] = {}
     curve = thresholds(records, learnt)
     for record, of in zip(records, learnt, strict=True):
-        for most in (*of.risks.values(), *curve):
-            if at := played(record, of.weights, most).at:
+        for worth in (*of.worths.values(), *curve):
+            if at := played(record, of.weights, worth).at:
                 found.setdefault(record.name, set()).add(at)
     return found
 
@@ -217,10 +218,10 @@ def reported(
     better = max(cloud, device, key=lambda of: sum(each.right for each in of))
     ways: dict[str, list[Outcome]] = {"always (cloud)": cloud, "never (device)": device}
     for level in LEVELS:
-        ways[level] = [played(each, of.weights, of.risks[level], continued) for each, of in pairs]
+        ways[level] = [played(each, of.weights, of.worths[level], continued) for each, of in pairs]
     curve = {
-        f"risk {most:.2f}": [played(each, of.weights, most, continued) for each, of in pairs]
-        for most in thresholds(records, learnt)
+        f"risk {1000 * worth:.2f} a 1,000 tokens": [played(each, of.weights, worth, continued) for each, of in pairs]
+        for worth in thresholds(records, learnt)
     }
     best = [cloud[at] if each.cloud.right > each.device.right else device[at] for at, each in enumerate(records)]
     ways["best choice, in hindsight"] = best
@@ -230,7 +231,7 @@ def reported(
         among = [at for at, each in enumerate(records) if each.kind == kind]
         for name in ("always (cloud)", "never (device)", "balanced"):
             rows.append({"part": "kind", "way": f"{kind}, {name}", **_sums([ways[name][at] for at in among])})
-    chances = [1.0 - risks_of(each, of.weights)[0] for each, of in pairs]  # at the first look
+    chances = [looks(each, of.weights)[0][1].chance for each, of in pairs]  # at the first look
     good = [as_good(each) for each in records]
     rows += calibration(chances, good)
     balanced = ways["balanced"]

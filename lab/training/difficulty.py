@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.core.difficulty import HEAD, HELD, Features, Glance, Sureness, Weights, glance
+from paceline.core.difficulty import HEAD, HELD, Features, Glance, Linear, Look, Sureness, Weights, glance
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import head
 from paceline.core.side import SIDES, HandoffLevel, Side
@@ -177,7 +178,7 @@ def _agreed(model: LoadedModel, behind: Sequence[tuple[Sequence[int], Sequence[i
 
 
 # ---- what is learnt --------------------------------------------------------------------------------------------------
-SPENDS: Final[Mapping[HandoffLevel, float]] = {"quality": 0.6, "balanced": 0.35, "cheap": 0.15}
+SPENDS: Final[Mapping[HandoffLevel, float]] = {"quality": 0.6, "balanced": 0.3, "cheap": 0.15}
 """Share of the tokens that the larger model would write in all answers, that a level may spend."""
 SIGNS: Final = Features(prompt=0, tokens=0, nats=-1, surprise=-1, doubt=-1, margin=1)
 """Signs that weights may have: a surer model has a better chance, whatever few answers say; 0: any."""
@@ -190,7 +191,7 @@ Continued = Mapping[tuple[str, int], tuple[int, bool]]
 @dataclass(frozen=True, slots=True)
 class Learnt:
     weights: Weights
-    risks: Mapping[HandoffLevel, float]
+    worths: Mapping[HandoffLevel, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,49 +207,56 @@ def as_good(record: Record) -> bool:
     return record.device.right or not record.cloud.right
 
 
-def chances(record: Record, weights: Weights) -> list[tuple[int, float]]:
-    """Where the answer may be handed over, as tokens of the device's before, with the chance that is seen there; the
-    end last, as all its tokens."""
+def looks(record: Record, weights: Weights) -> list[tuple[int, Look]]:
+    """Where the answer may be handed over, as tokens of the device's before, with what is thought of it there; the end
+    last, as all its tokens."""
     reading, rows = Sureness(record.prompt), record.device.rows
-    found: list[tuple[int, float]] = []
+    found: list[tuple[int, Look]] = []
     for number, row in enumerate(rows, 1):
         reading.add(row)
         last = number == len(rows)
         if number == HELD or (last and number < HELD):
-            found.append((0, reading.chance(weights)))
+            found.append((0, reading.look(weights)))
         elif number > HELD and not last:
-            found.append((number - 1, reading.chance(weights)))
-    return [*found, (len(rows), reading.chance(weights))]
+            found.append((number - 1, reading.look(weights)))
+    return [*found, (len(rows), reading.look(weights))]
 
 
-def played(record: Record, weights: Weights, most: float, continued: Continued | None = None) -> Outcome:
-    """The answer at a level of risk. continued: None: what is handed over in its middle counts as the cloud's own."""
-    points = chances(record, weights)
-    for at, chance in points[:-1]:
-        if 1.0 - chance > most:
+def played(record: Record, weights: Weights, worth: float, continued: Continued | None = None) -> Outcome:
+    """The answer, handed over where a token is worth more than this. continued: None: what is handed over in its middle
+    counts as the cloud's own."""
+    points = looks(record, weights)
+    for at, look in points[:-1]:
+        if look.worth > worth:
             length, right = len(record.cloud.tokens), record.cloud.right
             if at and continued is not None:
                 length, right = continued[record.name, at]
-            return Outcome(right, length, record.prompt + at, at, chance)
-    return Outcome(record.device.right, 0, 0, None, points[-1][1])
+            return Outcome(right, length, record.prompt + at, at, look.chance)
+    return Outcome(record.device.right, 0, 0, None, points[-1][1].chance)
 
 
 def fit(records: Sequence[Record]) -> Learnt:
-    """Weights by ridge-penalised logistic regression over prefixes, then the lowest risk of each level that spends no
-    more than its share of the cloud's tokens."""
-    rows, labels, share = [], [], []
+    """Weights by ridge-penalised regression over prefixes, logistic and linear, then the least worth of a token at each
+    level that spends no more than its share of the cloud's tokens."""
+    rows, labels, lengths, share = [], [], [], []
     for record in records:
         prefixes = _prefixes(record)
         rows += prefixes
         labels += [float(as_good(record))] * len(prefixes)
+        lengths += [math.log(len(record.cloud.tokens))] * len(prefixes)
         share += [1.0 / len(prefixes)] * len(prefixes)
     features = np.array(rows)
     mean, scale = features.mean(axis=0), features.std(axis=0) + 1e-9
-    bias, found = _logistic((features - mean) / scale, np.array(labels), np.array(share))
-    of = found / scale
+    scaled, shares = (features - mean) / scale, np.array(share)
+    sure, length = _logistic(scaled, np.array(labels), shares), _least_squares(scaled, np.array(lengths), shares)
     agreement = sum(sum(record.agreed) / len(record.agreed) for record in records) / len(records)
-    weights = Weights(float(bias - of @ mean), Features(*map(float, of)), agreement)
-    return Learnt(weights, {level: _most(records, weights, spends) for level, spends in SPENDS.items()})
+    weights = Weights(_unscaled(*sure, mean, scale), _unscaled(*length, mean, scale), agreement)
+    return Learnt(weights, {level: _least(records, weights, spends) for level, spends in SPENDS.items()})
+
+
+def _unscaled(bias: float, found: Floats, mean: Floats, scale: Floats) -> Linear:
+    of = found / scale
+    return Linear(float(bias - of @ mean), Features(*map(float, of)))
 
 
 def _prefixes(record: Record) -> list[Features]:
@@ -275,6 +283,13 @@ def _logistic(features: Floats, labels: Floats, share: Floats) -> tuple[float, F
         kept = [at for at in kept if at not in wrong]
 
 
+def _least_squares(features: Floats, values: Floats, share: Floats) -> tuple[float, Floats]:
+    rows = np.column_stack([np.ones(len(features)), features])
+    penalty = np.diag([1e-9, *[RIDGE] * features.shape[1]])
+    found = np.linalg.solve((rows * share[:, None]).T @ rows + penalty, rows.T @ (share * values))
+    return float(found[0]), np.asarray(found[1:], np.float64)
+
+
 def _newton(features: Floats, labels: Floats, share: Floats) -> tuple[float, Floats]:
     rows = np.column_stack([np.ones(len(features)), features])
     penalty = np.diag([0.0, *[RIDGE] * features.shape[1]])
@@ -290,33 +305,33 @@ def _newton(features: Floats, labels: Floats, share: Floats) -> tuple[float, Flo
     return float(found[0]), found[1:]
 
 
-def _most(records: Sequence[Record], weights: Weights, spends: float) -> float:
-    """The lowest risk above which no more than this share of the cloud's tokens is handed over."""
-    worst = sorted(((max(risks_of(record, weights)), len(record.cloud.tokens)) for record in records), reverse=True)
-    left = spends * sum(length for _, length in worst)
-    for risk, length in worst:
+def _least(records: Sequence[Record], weights: Weights, spends: float) -> float:
+    """The least worth above which no more than this share of the cloud's tokens is handed over."""
+    dearest = sorted(((max(worths_of(record, weights)), len(record.cloud.tokens)) for record in records), reverse=True)
+    left = spends * sum(length for _, length in dearest)
+    for worth, length in dearest:
         left -= length
         if left < 0:
-            return risk
+            return worth
     return 0.0
 
 
-def risks_of(record: Record, weights: Weights) -> list[float]:
-    return [1.0 - chance for _, chance in chances(record, weights)[:-1]]
+def worths_of(record: Record, weights: Weights) -> list[float]:
+    return [look.worth for _, look in looks(record, weights)[:-1]]
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("answers", type=Path, help="file of `bench.handoff`")
     learnt = fit(load(asked.parse_args().answers))
-    weights = learnt.weights
-    rounded = Weights(
-        round(weights.bias, 4),
-        Features(*(round(each, 4) for each in weights.of)),
-        round(weights.agreement, 3),
-    )
-    risks = {level: round(risk, 3) for level, risk in learnt.risks.items()}
-    sys.stdout.write(f"WEIGHTS: Final = {rounded}\nRISKS: Final = {risks}\n")
+    sure, length = _rounded(learnt.weights.sure), _rounded(learnt.weights.length)
+    weights = Weights(sure, length, round(learnt.weights.agreement, 3))
+    worths = {level: float(f"{worth:.3g}") for level, worth in learnt.worths.items()}
+    sys.stdout.write(f"WEIGHTS: Final = {weights}\nWORTHS: Final = {worths}\n")
+
+
+def _rounded(of: Linear) -> Linear:
+    return Linear(round(of.bias, 4), Features(*(round(each, 4) for each in of.of)))
 
 
 if __name__ == "__main__":

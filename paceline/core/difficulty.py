@@ -1,9 +1,11 @@
-"""How difficult a question is for a small model, by how sure it was of the tokens that it has written. Pure.
+"""How difficult a question is for a small model, by how sure it was of the tokens that it has written, and what a
+larger model would cost. Pure.
 
 `Sureness` takes a row for each token and gives the chance that the small model's whole answer will be as good as that
-of a larger one. It costs no forward: a row is the head of a distribution from which a token was sampled anyway. It is a
-function of the prompt's length and of those rows, so of the prefix alone: the same prefix is handed over at the same
-token, whatever was drafted or came late. Not known: whether the larger model would be right.
+of a larger one, and how long that one's would be: a risk is worth taking where it would be dear to take away. It costs
+no forward: a row is the head of a distribution from which a token was sampled anyway. It is a function of the prompt's
+length and of those rows, so of the prefix alone: the same prefix is handed over at the same token, whatever was drafted
+or came late. Not known: whether the larger model would be right.
 
 Weights are learnt by `lab.training.difficulty` from answers of two models to the same questions. `Correction` moves
 them by what came of answers on this machine.
@@ -21,6 +23,7 @@ from paceline.core.side import HandoffLevel
 HEAD: Final = 8  # ids of a row that are looked at
 HELD: Final = 8  # tokens of which nothing is told before it is known who writes
 FADES: Final = 0.75  # of a moving mean, a token
+MOST_LENGTH: Final = math.log(1e6)  # of an answer
 
 
 class Glance(NamedTuple):
@@ -51,13 +54,35 @@ class Features(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class Linear:
     bias: float
     of: Features
+
+    def at(self, features: Features) -> float:
+        return self.bias + sum(weight * value for weight, value in zip(self.of, features, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    sure: Linear  # logit of the chance
+    length: Linear  # log of the tokens of the larger model's whole answer
     agreement: float  # share of its drafts that the larger model takes, a mean of answers
 
-    def logit(self, features: Features) -> float:
-        return self.bias + sum(weight * value for weight, value in zip(self.of, features, strict=True))
+
+class Look(NamedTuple):
+    """What is thought of an answer behind some token."""
+
+    chance: float  # that it will be as good as the larger model's
+    tokens: float  # that the larger model's would have
+
+    @property
+    def risk(self) -> float:
+        return 1.0 - self.chance
+
+    @property
+    def worth(self) -> float:
+        """Risk that each token of the larger model's would take away."""
+        return self.risk / self.tokens
 
 
 class Sureness:
@@ -87,9 +112,11 @@ class Sureness:
         means = self._nats / number, self._surprise / number
         return Features(self._prompt, math.log1p(self.tokens), *means, self._doubt, self._margin)
 
-    def chance(self, weights: Weights, shift: float = 0.0) -> float:
-        """That the answer will be as good as the larger model's. shift: of a `Correction`."""
-        return logistic(weights.logit(self.features) + shift)
+    def look(self, weights: Weights, shift: float = 0.0) -> Look:
+        """shift: of a `Correction`."""
+        features = self.features
+        tokens = math.exp(min(weights.length.at(features), MOST_LENGTH))
+        return Look(logistic(weights.sure.at(features) + shift), max(1.0, tokens))
 
 
 def logistic(value: float) -> float:
@@ -134,7 +161,11 @@ FIRST_ANSWERS: Final = 10  # that the published mean counts for
 LEAST_STEP: Final = 0.01  # of an answer, however many there were
 
 # Learnt by `lab.training.difficulty`; `bench handoff` has what they are worth.
-WEIGHTS: Final = Weights(1.5607, Features(0.4742, -0.2046, -1.4958, -1.31, -0.723, 1.1597), 0.851)
-RISKS: Final[dict[HandoffLevel, float]] = {"quality": 0.141, "balanced": 0.196, "cheap": 0.268}
-"""Most risk at which this side writes: that its answer is worse than the larger model's."""
+WEIGHTS: Final = Weights(
+    sure=Linear(1.5607, Features(0.4742, -0.2046, -1.4958, -1.31, -0.723, 1.1597)),
+    length=Linear(5.7787, Features(-0.4517, 0.474, -1.0179, 1.0883, -0.8489, -0.2054)),
+    agreement=0.851,
+)
+WORTHS: Final[dict[HandoffLevel, float]] = {"quality": 0.00309, "balanced": 0.00653, "cheap": 0.0115}
+"""Where a token of the larger model's is worth more than this, in risk that it takes away, it writes."""
 UNTAUGHT: Final = Correction(WEIGHTS.agreement)

@@ -257,7 +257,7 @@ class Handoff:
     decided: Side
     at: int | None  # tokens of the device's before the cloud's; None: all are the device's
     score: float  # chance that the device's answer would be as good as the cloud's, as it was seen last
-    threshold: float  # most risk that was to be taken
+    threshold: float  # most risk that was to be taken, for the tokens that the cloud was thought to write
     saved_cloud_tokens: int  # that the device has written
     risk: float  # that was taken: chance that what the device has written is worse
 

@@ -12,9 +12,9 @@ from paceline.core.difficulty import (
     HEAD,
     HELD,
     MOST_SHIFT,
-    RISKS,
     UNTAUGHT,
     WEIGHTS,
+    WORTHS,
     Correction,
     Glance,
     Sureness,
@@ -48,7 +48,7 @@ def handed_over_at(level: HandoffLevel, rows: list[Dist], prompt: int) -> int:
 
 
 def test_a_level_that_takes_more_risk_never_hands_over_earlier() -> None:
-    assert 0.0 < RISKS["quality"] < RISKS["balanced"] < RISKS["cheap"] < 1.0
+    assert 0.0 < WORTHS["quality"] < WORTHS["balanced"] < WORTHS["cheap"] < 1.0
     seen: set[int] = set()
     for seed in range(60):
         random_ = random.Random(seed)
@@ -82,9 +82,9 @@ def test_surer_rows_have_a_better_chance_and_every_chance_is_one() -> None:
         reading = Sureness(200)
         for _ in range(20):
             reading.add(Glance(2.0 * unsure, 1.0 - unsure, unsure))
-        chances.append(reading.chance(WEIGHTS))
+        chances.append(reading.look(WEIGHTS).chance)
     assert chances == sorted(chances, reverse=True) and all(0.0 < chance < 1.0 for chance in chances)
-    assert reading.chance(WEIGHTS, -1e9) == 0.0 and reading.chance(WEIGHTS, 1e9) == 1.0
+    assert [reading.look(WEIGHTS, shift).chance for shift in (-1e9, 1e9)] == [0.0, 1.0]
 
 
 def test_a_correction_finds_how_often_this_pair_agrees_and_stays_bounded() -> None:

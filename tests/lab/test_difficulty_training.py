@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from lab.training.difficulty import SPENDS, Answer, Record, as_good, batched, chances, fit, played, risks_of
+from lab.training.difficulty import SPENDS, Answer, Record, as_good, batched, fit, looks, played, worths_of
 from paceline.core.difficulty import HELD, Glance
 from paceline.core.sampling.dist import Dist
 from paceline.runtime.sessions import handoff
@@ -38,7 +39,7 @@ def a_record(random_: random.Random, name: str) -> Record:
 
 def test_chances_come_true_on_answers_that_nothing_was_learnt_of() -> None:
     learnt, others = fit(records(400, 1)), records(1500, 2)
-    seen = sorted((chances(record, learnt.weights)[-1][1], as_good(record)) for record in others)
+    seen = sorted((looks(record, learnt.weights)[-1][1].chance, as_good(record)) for record in others)
     for part in batched(seen, len(seen) // BINS):
         expected, came = (sum(each[which] for each in part) / len(part) for which in (0, 1))
         assert came == pytest.approx(expected, abs=0.08)
@@ -52,7 +53,7 @@ def test_a_level_spends_what_it_may_where_it_was_learnt_and_right_answers_are_wo
     whole = sum(len(record.cloud.tokens) for record in found)
     rights, spent = [], []
     for level, may in SPENDS.items():
-        outcomes = [played(record, learnt.weights, learnt.risks[level]) for record in found]
+        outcomes = [played(record, learnt.weights, learnt.worths[level]) for record in found]
         rights.append(sum(each.right for each in outcomes))
         spent.append(sum(each.written for each in outcomes) / whole)
         assert may - 0.02 < spent[-1] <= may
@@ -66,22 +67,34 @@ def test_a_level_spends_what_it_may_where_it_was_learnt_and_right_answers_are_wo
     assert all((each.at, each.right) == (0, record.cloud.right) for each, record in zip(everything, found, strict=True))
 
 
+def test_right_answers_are_bought_where_they_are_cheap() -> None:
+    found = records(300, 7)
+    dear = [replace(each, prompt=40, cloud=replace(each.cloud, tokens=(1,) * 300)) for each in found[::2]]
+    found = [*dear, *(replace(each, prompt=900) for each in found[1::2])]  # their length can be told by the prompt's
+    learnt = fit(found)
+    expected = [looks(each, learnt.weights)[0][1].tokens for each in found]
+    assert max(abs(a / len(each.cloud.tokens) - 1.0) for a, each in zip(expected, found, strict=True)) < 0.3
+    outcomes = [played(each, learnt.weights, learnt.worths["balanced"]) for each in found]
+    by_length = {length: [each for each in outcomes if each.written == length] for length in (30, 300)}
+    assert len(by_length[30]) > 4 * len(by_length[300])
+
+
 def test_what_is_reported_is_handed_over_where_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     found = records(120, 4)
     learnt = fit(found)
     monkeypatch.setattr(handoff, "WEIGHTS", learnt.weights)
     places = set()
     for record in found:
-        risks = risks_of(record, learnt.weights)
-        for most in (max(risks) - 1e-9, risks[0] - 1e-9, 0.5 * (risks[0] + max(risks)), 1.0):
-            expected = played(record, learnt.weights, most).at
-            assert served(record, most, monkeypatch) == expected
+        worths = worths_of(record, learnt.weights)
+        for worth in (max(worths) - 1e-9, worths[0] - 1e-9, 0.5 * (worths[0] + max(worths)), 1.0):
+            expected = played(record, learnt.weights, worth).at
+            assert served(record, worth, monkeypatch) == expected
             places.add(expected)
     assert {None, 0} < places, "some in their middle"
 
 
-def served(record: Record, most: float, monkeypatch: pytest.MonkeyPatch) -> int | None:
-    monkeypatch.setattr(handoff, "RISKS", {"balanced": most})
+def served(record: Record, worth: float, monkeypatch: pytest.MonkeyPatch) -> int | None:
+    monkeypatch.setattr(handoff, "WORTHS", {"balanced": worth})
     rows = iter(record.device.rows)
     monkeypatch.setattr(handoff, "glance", lambda _head, _token: next(rows))
     watch, told = Watch(Outcomes(), "", "balanced", record.prompt), 0

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.core.difficulty import HELD, Sureness
+from paceline.core.difficulty import HELD, Look, Sureness
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import Side
 from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
@@ -58,7 +58,7 @@ async def pair(
 
 def unsure_at(monkeypatch: pytest.MonkeyPatch, token: int) -> None:
     """Have the device be sure of every token before this one, and of none from it on."""
-    monkeypatch.setattr(Sureness, "chance", lambda self, *_: 1.0 if self.tokens <= token else 0.0)
+    monkeypatch.setattr(Sureness, "look", lambda self, *_: Look(1.0 if self.tokens <= token else 0.0, 10.0))
 
 
 def reference(request: GenerateRequest, side: Side, prefix: tuple[int, ...] = ()) -> list[int]:

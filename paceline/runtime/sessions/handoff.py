@@ -1,11 +1,11 @@
 """Who answers where the other side's model is larger: this one while it is sure of what it writes, then that one.
 
 A device begins by itself. Of its first tokens nothing is told, and nothing leaves it, before it is known who writes: if
-it is too unsure of them (`core.difficulty`), the text is the cloud's from the first token on; if it grows unsure later,
-the cloud writes on behind what has been told. So a text is the device's up to some token, and from there on what the
-strategy writes that `auto` had chosen. Where that token is depends on the prefix alone, for one level and one state of
-what was learnt. What the cloud may see is settled before: none of this is asked where the cloud may not read the
-question.
+it is too unsure of them for what the cloud would cost (`core.difficulty`), the text is the cloud's from the first token
+on; if it grows unsure later, the cloud writes on behind what has been told. So a text is the device's up to some token,
+and from there on what the strategy writes that `auto` had chosen. Where that token is depends on the prefix alone, for
+one level and one state of what was learnt. What the cloud may see is settled before: none of this is asked where the
+cloud may not read the question.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from paceline.core.difficulty import HEAD, HELD, RISKS, UNTAUGHT, WEIGHTS, Correction, Sureness, glance
+from paceline.core.difficulty import HEAD, HELD, UNTAUGHT, WEIGHTS, WORTHS, Correction, Look, Sureness, glance
 from paceline.core.sampling.sampler import head
 from paceline.core.side import HandoffLevel, Side
 from paceline.errors import ConfigError
@@ -79,10 +79,11 @@ class Watch:
     def __init__(self, outcomes: Outcomes, pair: str, level: HandoffLevel, prompt: int) -> None:
         """pair: of models. level: not "off". prompt: tokens of it."""
         self._outcomes, self._pair = outcomes, pair
-        self._most, self._shift = RISKS[level], outcomes.shift(pair)
+        self._worth, self._shift = WORTHS[level], outcomes.shift(pair)
         self._reading = Sureness(prompt)
         self._held: list[Emit] | None = []  # None: they have been told
-        self._risk = self._taken = 0.0  # at the last look, and at the last one that it passed
+        self._last = Look(1.0, 1.0)
+        self._taken = 0.0  # risk at the last look that it passed
         self.over = False  # the other side writes the next token
 
     def take(self, token: Emit) -> list[Emit]:
@@ -105,7 +106,7 @@ class Watch:
         """For the report. own: tokens of the answer that this side has written."""
         at = None if decided == "device" else own
         risk = self._taken if own else 0.0
-        return Handoff(decided, at, 1.0 - self._risk, self._most, own, risk)
+        return Handoff(decided, at, self._last.chance, min(1.0, self._worth * self._last.tokens), own, risk)
 
     def learn(self, accepted: int, examined: int) -> None:
         """The other side has written: it was shown so many of this side's drafts, and took so many."""
@@ -121,7 +122,7 @@ class Watch:
         return held if self._passes() else []
 
     def _passes(self) -> bool:
-        self._risk = 1.0 - self._reading.chance(WEIGHTS, self._shift)
-        self.over = self._risk > self._most
-        self._taken = self._taken if self.over else self._risk
+        self._last = self._reading.look(WEIGHTS, self._shift)
+        self.over = self._last.worth > self._worth
+        self._taken = self._taken if self.over else self._last.risk
         return not self.over
