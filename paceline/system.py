@@ -158,10 +158,6 @@ def cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def processor() -> str:
-    return _cpu_info("model name") or platform.processor() or platform.machine()
-
-
 def processor_flags() -> frozenset[str]:
     """Instruction sets, as Linux spells them; empty on other systems."""
     return frozenset(_cpu_info("flags").split())

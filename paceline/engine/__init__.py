@@ -2,7 +2,6 @@
 
 base            the contract that all engines obey: `Engine`, `AsyncEngine`, `TextModel`, `ModelInfo` and `Output`
 loader          an engine and its tokenizer from a directory, a Hugging Face name or `fake`
-engine_choice   the engine that is faster with a model on a CPU, timed once
 hf              reference engine on transformers' own KV cache
 paged           fast engine with a paged KV cache
 stage           a span of a model's layers, for pipelines

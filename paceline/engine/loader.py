@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.model_config import sampling_defaults
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, PacelineError
 from paceline.hub.cache import facts_of, find_gguf
 from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
@@ -93,24 +93,47 @@ def load_model(
 
     name = name or served_name(path_or_name)
     gguf = _for_llama_cpp(path_or_name, backend, device, quantize)
-    if gguf is None:
-        directory = folder_of(path_or_name)
-        if backend == "auto" and dtype == "auto" and choose_device(device) == "cpu":
-            from paceline.engine.engine_choice import ANSWERS, on_llama_cpp
-
-            timed = EngineOptions(device="cpu", threads=threads, kv_rows=64 * ANSWERS)
-            gguf = on_llama_cpp(
-                directory, name, fingerprint(directory), threads, lambda: load_engine(directory, timed, name=name)
-            )
     if gguf is not None:
         from paceline.engine.llama_cpp.engine import load_gguf
 
         tokenizer = Tokenizer.load(gguf.folder)
-        engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
-        return LoadedModel(engine, tokenizer)
+        return LoadedModel(load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib), tokenizer)
+    directory = folder_of(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
-    return LoadedModel(load_engine(directory, options, name=name), tokenizer)
+    engine = _on_llama_cpp(directory, options, name)
+    return LoadedModel(engine or load_engine(directory, options, name=name), tokenizer)
+
+
+def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine | None:
+    """The model with a copy of its weights as they are, where that is faster on a CPU, and exact: those in half
+    precision that torch would compute in float32. Without torch, all that llama.cpp can run. None for others, for
+    options that name an engine or a format, and where a copy has no room."""
+    from paceline.engine.llama_cpp.library import is_installed
+    from paceline.hub.quantize import is_convertible, quantized
+
+    is_named = options.backend != "auto" or options.dtype != "auto" or choose_device(options.device) != "cpu"
+    if is_named or not is_installed() or not is_convertible(directory):
+        return None
+    has_torch = find_spec("torch") is not None
+    if has_torch:
+        import torch
+
+        from paceline.engine.number_format import format_of
+
+        if not format_of("auto", torch.device("cpu"), directory).by_rows:
+            return None
+    from paceline.engine.llama_cpp.engine import load_gguf
+
+    try:
+        copied = quantized(directory, None, fingerprint(directory))
+    except PacelineError as error:  # such as too little room on the disk
+        if not has_torch:
+            raise
+        log.warning("%s runs on torch, where it is slower: %s", name, error)
+        return None
+    engine = load_gguf(copied, name=name, threads=options.threads, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
+    return engine if engine.info.is_exact or not has_torch else None
 
 
 def folder_of(path_or_name: str | Path) -> Path:
