@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.scheduling import Ablation
+from lab.scheduling import AblatedScheduler, Ablation
 from lab.simulation.workflows import Truth, WorkflowSimulation
 from paceline.workflow.flows import WorkflowName
 from paceline.workflow.profiles import Key, Profiles
-from paceline.workflow.scheduler import WorkflowScheduler
 
 from .lengths import DataSet, lengths_of
 from .phones import FAMILIES, PHONES, Efficiency, fitted_profiles, true_profiles, units
@@ -66,5 +65,5 @@ def seconds(cell: Cell, way: Way, queries: Sequence[Query], *, longer: int = 0) 
 def _play(cell: Cell, policy: Ablation, query: Query, longer: int) -> float:
     pool = units()
     script = QueryScript.of(query, cell.workflow, whole=not policy.partition, longer=longer)
-    scheduler = WorkflowScheduler(pool, cell.bed.known, policy)
+    scheduler = AblatedScheduler(pool, cell.bed.known, policy)
     return WorkflowSimulation(scheduler, pool, cell.bed.true, script, script.jitter).run(script.first)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lab.scheduling import PaddedProfile
+from lab.scheduling import GivenProfiles, PaddedProfile
 from lab.simulation.workflows import Slowdown, Truth
 from paceline.workflow.graph import ProcessingUnit
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
@@ -134,7 +134,7 @@ def fitted_profiles(true: Mapping[Key, Truth], seed: int) -> Profiles:
     def noisy(value: float) -> float:
         return sum(value * rng.gauss(1.0, NOISE) for _ in range(5)) / 5
 
-    return Profiles(
+    return GivenProfiles(
         {
             key: type(each.profile)({shape: noisy(each.profile.seconds(shape)) for shape in each.profile.shapes})
             for key, each in true.items()

@@ -19,11 +19,11 @@ from typing import Any, Final
 from paceline.commands.main import main
 from paceline.core.addresses import Address
 from paceline.rag.web.fetch import PageFetcher
-from paceline.runtime.workflows import run, web
-from paceline.runtime.workflows.driver import WorkflowDriver
+from paceline.runtime.workflows import driver, run, web
 from paceline.workflow import agents
 from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, most_statements
 from paceline.workflow.flows import WorkflowSizes
+from paceline.workflow.scheduler import WorkflowScheduler
 
 TOKENS: Final = 32  # of a text of an agent, at most
 EVERY: Final = 24  # characters of a text until its next decision
@@ -82,10 +82,10 @@ if __name__ == "__main__":
     # {"policy": fields, "apart": whether zones are refined apart, "script": {question: {agent: [queries]}}}
     given = json.loads(Path(sys.argv.pop(1)).read_text())
     sys.path.insert(0, str(Path(__file__).parents[2]))  # it is run by its path, and `lab` is not installed
-    from lab.scheduling import Ablation
+    from lab.scheduling import AblatedScheduler, Ablation
 
     policy = Ablation(**given["policy"])
-    setattr(run, WorkflowDriver.__name__, partial(WorkflowDriver, policy=policy))  # it is made there
+    setattr(driver, WorkflowScheduler.__name__, partial(AblatedScheduler, ablation=policy))  # it is made there
     if not given["apart"]:
         setattr(run, WorkflowSizes.__name__, together)
     setattr(web, PageFetcher.__name__, partial(PageFetcher, allowed=is_loopback, ports=range(1, 65_536)))

@@ -86,7 +86,7 @@ class QueryScript:
     def of(query: Query, workflow: WorkflowName, *, whole: bool, longer: int = 0) -> QueryScript:
         chunks = query.sizes.chunks
         split = Stage("split", SPLIT, chunks, private=True)
-        embed = Stage("embed", EMBED, chunks, [Need(split, "flow")], request=split.request, private=True)
+        embed = Stage("embed", EMBED, chunks, [Need(split)], request=split.request, private=True)
         stages = WorkflowStages(FLOWS[workflow], query.sizes, split.request)
         first = stages.begin()
         for search in (stages.answer.read,) if stages.searched is None else _near(stages.searched):

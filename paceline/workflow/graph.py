@@ -1,8 +1,8 @@
 """The graph of workflows as far as it is known: stages, what they need, how far they are, and what they run on.
 
 A stage is a number of items (chunks, tokens) for one operation. It may be launched in parts. Agents add stages while
-others run; what a stage needs may be another one as a whole, as much of it as there is, or only what it has already
-written. Knows nothing of time.
+others run; what a stage needs may be another one as a whole, or only what it has already written. Knows nothing of
+time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a stage needs of another one: `all` of it; as large a share of it as is to be done itself (`flow`); or what
-    it had `emitted` before the stage was added, which is there already and tells only whose data it is."""
+    """What a stage needs of another one: `all` of it, or what it had `emitted` before the stage was added, which is
+    there already and tells only whose data it is."""
 
     on: Stage
-    how: Literal["all", "flow", "emitted"] = "all"
+    how: Literal["all", "emitted"] = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,9 @@ class Stage:
 
 
 class StageGraph:
-    """Stages that were seen so far. whole_stages: a `flow` waits for all, too."""
+    """Stages that were seen so far."""
 
-    def __init__(self, *, whole_stages: bool = False) -> None:
-        self._whole_stages = whole_stages
+    def __init__(self) -> None:
         self._stages: dict[Stage, None] = {}
         self._added = 0
         self._private: dict[Stage, bool] = {}
@@ -166,18 +165,9 @@ class StageGraph:
         return [stage for stage in self._stages if stage.request is request]
 
     def available(self, stage: Stage) -> int:
-        """Items that a launch may take now."""
-        state, left = stage.progress, stage.remaining
-        if left <= 0 or (stage.operation.ordered and state.running):
-            return 0
-        for need in stage.needs:
-            before = need.on.progress
-            if before.finished or need.how == "emitted":
-                continue
-            if need.how == "all" or self._whole_stages:
-                return 0
-            left = min(left, stage.items * before.done // need.on.items - state.done - state.running)
-        return max(left, 0)
+        """Items that a launch may take now: all that remain, or 0."""
+        waits = any(need.how == "all" and not need.on.progress.finished for need in stage.needs)
+        return 0 if waits or (stage.operation.ordered and stage.progress.running) else max(stage.remaining, 0)
 
     def is_private(self, stage: Stage) -> bool:
         """Whether its inputs come from private data, however indirectly."""

@@ -36,33 +36,14 @@ def seconds_for(profile: OperationProfile, items: int, shape: int) -> float:
     return whole * profile.seconds(shape) + (profile.seconds(rest) if rest else 0.0)
 
 
-class SchedulingPolicy:
-    """What decides order, place and shape of launches. The program has this one; the paper's ablations and baselines,
-    in `lab`, override parts of it."""
-
-    whole_stages = False  # a stage waits for the whole of what flows into it
-    criticality = True  # the most critical stage first; else in the order of their appearance
-    look_ahead = True  # a stage may wait for a busy unit that would end it sooner
-
-    def units(self, stage: Stage, able: Sequence[ProcessingUnit]) -> Sequence[ProcessingUnit]:
-        """Of the units that may run it, those that shall."""
-        del stage
-        return able
-
-    def shape(self, operation: Operation, items: int, profile: OperationProfile, launch_s: float = 0.0) -> int:
-        """Of each launch, for so many items. launch_s: see `best_shape`."""
-        return best_shape(profile, items, operation.group, launch_s)
-
-
 MAX_KNOWN: Final = 50_000  # predictions that are remembered
 
 
 class Predictions:
     """Shapes of work on a unit, and its seconds there; remembered until a profile changes."""
 
-    def __init__(self, profiles: Profiles, policy: SchedulingPolicy) -> None:
+    def __init__(self, profiles: Profiles) -> None:
         self.profiles = profiles
-        self._policy = policy
         self._known: dict[tuple[Operation, str, int], float | None] = {}
         self._shapes: dict[tuple[Operation, str, int, float], int] = {}
         self._revision = profiles.revision
@@ -72,7 +53,7 @@ class Predictions:
         self._forget()
         key = operation, unit.kind, items, unit.latency_s
         if key not in self._shapes:
-            self._shapes[key] = self._policy.shape(operation, items, profile, unit.latency_s)
+            self._shapes[key] = self._best_shape(operation, items, profile, unit.latency_s)
         return self._shapes[key]
 
     def seconds(self, operation: Operation, items: int, kind: str) -> float | None:
@@ -84,8 +65,11 @@ class Predictions:
             if profile is None or items <= 0:
                 self._known[key] = None if profile is None else 0.0
             else:
-                self._known[key] = seconds_for(profile, items, self._policy.shape(operation, items, profile))
+                self._known[key] = seconds_for(profile, items, self._best_shape(operation, items, profile))
         return self._known[key]
+
+    def _best_shape(self, operation: Operation, items: int, profile: OperationProfile, launch_s: float = 0.0) -> int:
+        return best_shape(profile, items, operation.group, launch_s)
 
     def _forget(self) -> None:
         """What was remembered is of older profiles, or too much."""
@@ -201,19 +185,17 @@ class Placer:
 
     now: float
     predictions: Predictions
-    policy: SchedulingPolicy
     running: Collection[Running]
     free: dict[str, float]
     idle: set[str]
 
-    def place(
-        self, stage: Stage, available: int, units: Sequence[ProcessingUnit], after: Mapping[str, float]
-    ) -> LaunchPlan | None:
-        """The next launch of a stage; None: it shall wait. A unit that it waits for is taken for less critical ones.
+    def place(self, stage: Stage, units: Sequence[ProcessingUnit], after: Mapping[str, float]) -> LaunchPlan | None:
+        """The next launch of a stage that can begin; None: it shall wait. A unit that it waits for is taken for less
+        critical ones.
 
-        available: items that may begin now. units: that may run it. after: by memory, see `continued`.
+        units: that may run it. after: by memory, see `continued`.
         """
-        if (first := self._first(stage, available, units)) is not None:
+        if (first := self._first(stage, units)) is not None:
             return first
         options = [option for unit in units if (option := self._option(stage, unit, after)) is not None]
         if not options:
@@ -221,17 +203,14 @@ class Placer:
         ordered = stage.operation.ordered
         best = min(options, key=lambda option: (option.score, not option.idle))
         if best.idle:
-            count = min(best.shape, available)
-            if count < min(best.shape, stage.remaining) and not ordered and self.running:
-                return None  # what flows in will fill the launch
-            placement = self._begin(stage, best, count)
+            placement = self._begin(stage, best, min(best.shape, stage.remaining))
             one = placement.moving_s + placement.compute_s
             self.free[best.unit.name] = best.end if ordered else self.now + one
             return placement
         if not ordered:
             helping = [option for option in options if option.idle]
             for option in sorted(helping, key=lambda each: (each.score, each.shape)):
-                if count := self._help(stage, available, option, best):
+                if count := self._help(stage, option, best):
                     return self._begin(stage, option, count)
         self.free[best.unit.name] = best.end
         return None
@@ -239,16 +218,16 @@ class Placer:
     def _option(self, stage: Stage, unit: ProcessingUnit, after: Mapping[str, float]) -> _Option | None:
         idle = unit.name in self.idle
         profile = self.predictions.profiles.get(stage.operation.name, unit.kind)
-        if profile is None or not (idle or self.policy.look_ahead):
+        if profile is None:
             return None
         shape = self.predictions.shape(stage.operation, stage.remaining, unit, profile)
         begins = self.now if idle else self.free[unit.name]
         end = begins + self._moving(stage, unit, shape) + seconds_for(profile, stage.remaining, shape)
         return _Option(unit, profile, shape, idle, end, end + after.get(unit.memory, 0.0))
 
-    def _help(self, stage: Stage, available: int, option: _Option, best: _Option) -> int:
+    def _help(self, stage: Stage, option: _Option, best: _Option) -> int:
         """Items with which an idle unit ends no later than the busy one would with the rest; 0: none."""
-        count = min(option.shape, available, stage.remaining)
+        count = min(option.shape, stage.remaining)
         moved = option.unit.transfer_s(count * stage.operation.item_bytes)
         share = (stage.remaining - count) / stage.remaining
         rest = self.free[best.unit.name] + share * (best.end - self.free[best.unit.name])
@@ -265,7 +244,7 @@ class Placer:
         moving = 0.0 if stage.operation.open_ended else option.unit.transfer_s(count * stage.operation.item_bytes)
         return LaunchPlan(option.unit, option.shape, count, moving, option.profile.seconds(count))
 
-    def _first(self, stage: Stage, available: int, units: Sequence[ProcessingUnit]) -> LaunchPlan | None:
+    def _first(self, stage: Stage, units: Sequence[ProcessingUnit]) -> LaunchPlan | None:
         """A first launch on a kind of unit that has no profile: its time is learnt. Where others have one, only while
         nothing else runs there."""
         operation = stage.operation
@@ -274,6 +253,6 @@ class Placer:
             waits = bool(known) and any(running.memory == unit.memory for running in self.running)
             if unit.kind not in known and unit.name in self.idle and not waits:
                 self.idle.discard(unit.name)
-                count = min(available, operation.group or FIRST_SHAPE)
+                count = min(stage.remaining, operation.group or FIRST_SHAPE)
                 return LaunchPlan(unit, count, count, 0.0, 0.0)
         return None

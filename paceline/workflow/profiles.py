@@ -64,25 +64,22 @@ Key = tuple[str, str]  # operation, kind of unit
 
 
 class Profiles:
-    """Profiles by operation and kind of unit. Those that are not given are learnt: seconds of a shape are the median
-    of its newest launches. Memory is bounded, whatever runs."""
+    """Profiles by operation and kind of unit, which are learnt: seconds of a shape are the median of its newest
+    launches. Memory is bounded, whatever runs."""
 
-    def __init__(self, given: Mapping[Key, OperationProfile] | None = None) -> None:
-        """given: not learnt, and not forgotten."""
-        self._given = dict(given or {})
+    def __init__(self) -> None:
         self._windows: dict[Key, dict[int, deque[float]]] = {}
         self._learnt: dict[Key, OperationProfile] = {}
         self.revision = 0  # rises when a profile changes
 
     def get(self, operation: str, kind: str) -> OperationProfile | None:
         """None: it never ran there."""
-        key = operation, kind
-        return self._given.get(key) or self._learnt.get(key)
+        return self._learnt.get((operation, kind))
 
     def learn(self, operation: str, kind: str, shape: int, seconds: float) -> None:
         """Record a launch. What is no time at all is dropped."""
         key = operation, kind
-        if key in self._given or shape < 1 or not 1e-9 <= seconds <= LONGEST:
+        if shape < 1 or not 1e-9 <= seconds <= LONGEST:
             return
         windows = self._windows[key] = self._windows.pop(key, {})  # the last one now
         if len(self._windows) > OPERATIONS:

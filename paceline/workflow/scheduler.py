@@ -26,20 +26,16 @@ MAX_FAILURES = 2  # of a stage on a unit, then it is not tried there again
 class WorkflowScheduler:
     """Decides what runs where. Events in, effects out; the times in events must not fall."""
 
-    def __init__(
-        self,
-        units: Sequence[graph.ProcessingUnit],
-        profiles: Profiles,
-        policy: placement.SchedulingPolicy | None = None,
-    ) -> None:
-        self.policy = policy or placement.SchedulingPolicy()
-        self.graph = graph.StageGraph(whole_stages=self.policy.whole_stages)
+    placer = placement.Placer
+
+    def __init__(self, units: Sequence[graph.ProcessingUnit], profiles: Profiles) -> None:
+        self.graph = graph.StageGraph()
         self._running: dict[int, placement.Running] = {}
         self._units = {unit.name: unit for unit in units}  # the first ones are the default
         assert len(self._units) == len(units), "two processing units have one name"
         self._lost: set[str] = set()  # names
         self._profiles = profiles
-        self._predictions = placement.Predictions(profiles, self.policy)
+        self._predictions = placement.Predictions(profiles)
         self._failures: dict[tuple[Stage, str], int] = {}
         self._memories: dict[object, str] = {}  # text -> memory that it lies in
         self._refused: set[Stage] = set()
@@ -123,11 +119,11 @@ class WorkflowScheduler:
     def _able(self, stage: Stage, *, lost: bool = False) -> Sequence[graph.ProcessingUnit]:
         """lost: units that are lost now, too."""
         private, memory = self.graph.stays_here(stage), self._memories.get(stage.text)
-        units = [unit for name, unit in self._units.items() if lost or name not in self._lost]
         return [
             unit
-            for unit in self.policy.units(stage, units)
-            if unit.may_run(stage.operation.model, private=private)
+            for name, unit in self._units.items()
+            if (lost or name not in self._lost)
+            and unit.may_run(stage.operation.model, private=private)
             and memory in (None, unit.memory)
             and unit.kind not in stage.request.barred
             and self._failures.get((stage, unit.name), 0) < MAX_FAILURES
@@ -140,7 +136,7 @@ class WorkflowScheduler:
             if running.launch.unit in free:
                 free[running.launch.unit] = max(now, running.end)
         idle = set(free) - {running.launch.unit for running in self._running.values()}
-        placer = placement.Placer(now, self._predictions, self.policy, self._running.values(), free, idle)
+        placer = self.placer(now, self._predictions, self._running.values(), free, idle)
         unfinished = list(self.graph.unfinished())
         if not placer.idle or not any(self.graph.available(stage) for stage in unfinished):
             return []
@@ -158,9 +154,9 @@ class WorkflowScheduler:
                 rest = self._predictions.seconds(stage.operation, stage.remaining, self._units[unit].kind)
                 placer.free[unit] += rest or 0.0
                 continue
-            while placer.idle and (available := self.graph.available(stage)):
+            while placer.idle and self.graph.available(stage):
                 after = placement.continued(self.graph, stage, able[stage], self._predictions)
-                if (plan := placer.place(stage, available, able[stage], after)) is None:
+                if (plan := placer.place(stage, able[stage], after)) is None:
                     break
                 effects.append(self._launch(now, stage, plan, ranks[stage]))
         return effects
@@ -172,8 +168,6 @@ class WorkflowScheduler:
         return min((seconds for seconds in known if seconds is not None), default=1.0)
 
     def _ranks(self, now: float, able: Mapping[Stage, Sequence[graph.ProcessingUnit]]) -> dict[Stage, float]:
-        if not self.policy.criticality:
-            return dict.fromkeys(able, 0.0)
         seconds = placement.predicted_seconds(able, self._predictions)
         for running in self._running.values():
             stage = running.launch.stage

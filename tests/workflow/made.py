@@ -6,11 +6,10 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lab.scheduling import AblatedScheduler, Ablation, GivenProfiles
 from lab.simulation.workflows import Slowdown, Truth, WorkflowSimulation
 from paceline.workflow.graph import Need, Operation, Outcome, ProcessingUnit, Request, Stage
-from paceline.workflow.placement import SchedulingPolicy
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
-from paceline.workflow.scheduler import WorkflowScheduler
 
 RISING = Slowdown((46.0, 77.0, 110.0), (1.0, 1.3, 2.0))
 REQUEST = Request()
@@ -52,7 +51,7 @@ def ordered(*after: Stage, model: str = "m") -> Stage:
     return task(*after, model=model, operation={"ordered": True})
 
 
-def single_launch_graph(seed: int, size: int, units: int) -> tuple[list[Stage], list[ProcessingUnit], Profiles]:
+def single_launch_graph(seed: int, size: int, units: int) -> tuple[list[Stage], list[ProcessingUnit], GivenProfiles]:
     """A graph whose stages have a model each, one item, and seconds of their own on each unit."""
     rng = random.Random(seed)
     stages: list[Stage] = []
@@ -62,7 +61,7 @@ def single_launch_graph(seed: int, size: int, units: int) -> tuple[list[Stage], 
     return (
         stages,
         pool,
-        Profiles(
+        GivenProfiles(
             {
                 (stage.operation.name, each.kind): OperationProfile({1: round(rng.uniform(1.0, 10.0), 3)})
                 for stage in stages
@@ -82,14 +81,15 @@ def seconds_of(profiles: Profiles, stage: Stage, on: ProcessingUnit) -> float:
 def simulate(
     stages: Sequence[Stage],
     units: Sequence[ProcessingUnit],
-    truth: Profiles | Mapping[Key, Truth],
-    policy: SchedulingPolicy | None = None,
+    truth: GivenProfiles | Mapping[Key, Truth],
+    ablation: Ablation | None = None,
     script: Known | None = None,
 ) -> WorkflowSimulation:
     """Run to the end; the scheduler knows what is true but for contention."""
-    if isinstance(truth, Profiles):
-        truth = {key: Truth(profile) for key, profile in truth._given.items()}
-    known = Profiles({key: each.profile for key, each in truth.items()})
-    simulation = WorkflowSimulation(WorkflowScheduler(units, known, policy), units, truth, script or Known())
+    if isinstance(truth, GivenProfiles):
+        truth = {key: Truth(profile) for key, profile in truth.given.items()}
+    known = GivenProfiles({key: each.profile for key, each in truth.items()})
+    scheduler = AblatedScheduler(units, known, ablation or Ablation())
+    simulation = WorkflowSimulation(scheduler, units, truth, script or Known())
     simulation.run(stages)
     return simulation

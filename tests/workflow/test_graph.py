@@ -10,8 +10,8 @@ from paceline.workflow.graph import MORE, Need, Request, Stage, StageGraph
 from tests.workflow.made import task
 
 
-def graph_of(*stages: Stage, whole_stages: bool = False) -> StageGraph:
-    graph = StageGraph(whole_stages=whole_stages)
+def graph_of(*stages: Stage) -> StageGraph:
+    graph = StageGraph()
     graph.add(stages)
     return graph
 
@@ -28,17 +28,6 @@ def test_a_stage_can_begin_when_all_it_needs_is_finished() -> None:
     graph.end(one, 1)
     assert one.progress.finished and graph.available(two) == 1
     assert (one.progress.done, one.progress.running) == (4, 0)
-
-
-@pytest.mark.parametrize(("whole", "after_half"), [(False, 3), (True, 0)])
-def test_a_flow_follows_as_far_as_data_is_there_unless_stages_are_whole(whole: bool, after_half: int) -> None:
-    one, two = task(items=4), task(items=6)
-    two.needs.append(Need(one, "flow"))
-    graph = graph_of(one, two, whole_stages=whole)
-    graph.begin(one, 2)
-    assert graph.available(two) == 0
-    graph.end(one, 2)
-    assert graph.available(two) == after_half
 
 
 def test_an_ordered_stage_has_one_launch_and_an_open_ended_one_goes_on_until_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.scheduling import PaddedProfile
+from lab.scheduling import GivenProfiles, PaddedProfile
 from paceline.workflow.placement import best_shape, seconds_for
 from paceline.workflow.profiles import OPERATIONS, SHAPES, WINDOW, OperationProfile, Profiles
 
@@ -56,7 +56,7 @@ def test_what_is_no_profile_is_refused(wrong: dict[int, float]) -> None:
 
 def test_what_was_given_is_not_learnt_over_and_what_was_not_is_the_median_of_the_newest() -> None:
     known = OperationProfile(CURVE)
-    profiles = Profiles({("a/c", "gpu"): known})
+    profiles = GivenProfiles({("a/c", "gpu"): known})
     profiles.learn("a/c", "gpu", 4, 9.0)
     assert profiles.get("a/c", "gpu") is known and profiles.revision == 0
     for seconds in (3600.0, 0.5, 0.5, math.nan, -1.0, 0.0, 0.5, 7200.0, 1e300):  # a machine that was suspended

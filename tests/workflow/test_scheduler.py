@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from lab.scheduling import Ablation, PaddedProfile
+from lab.scheduling import Ablation, GivenProfiles, PaddedProfile
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.workflow.flows import FLOWS, JOBS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import (
@@ -29,13 +29,12 @@ from paceline.workflow.graph import (
     UnitsLost,
     Unrunnable,
 )
-from paceline.workflow.placement import SchedulingPolicy
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import REQUEST, RISING, Known, ordered, seconds_of, simulate, single_launch_graph, task, unit
 
-POLICIES = [
-    SchedulingPolicy(),
+ABLATIONS = [
+    Ablation(),
     Ablation(partition=False),
     Ablation(criticality=False),
     Ablation(look_ahead=False),
@@ -97,12 +96,12 @@ def check_rules(stages: Sequence[Stage], simulation: WorkflowSimulation, script:
         assert all(ended <= began + 1e-9 for (_, ended), (began, _) in pairwise(held))
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=["all", "whole", "in order", "no look-ahead"])
-def test_every_workflow_ends_and_no_rule_is_broken(policy: SchedulingPolicy) -> None:
+@pytest.mark.parametrize("ablation", ABLATIONS, ids=["none", "partition", "criticality", "look-ahead"])
+def test_every_workflow_ends_and_no_rule_is_broken(ablation: Ablation) -> None:
     """Fuzzed graphs; the simulation itself raises where the scheduler stands still or uses a unit wrongly."""
     for seed in range(16):
         stages, pool, truth, script = fuzzed(seed)
-        check_rules(stages, simulate(stages, pool, truth, policy, script), script)
+        check_rules(stages, simulate(stages, pool, truth, ablation, script), script)
 
 
 def test_the_same_events_give_the_same_effects() -> None:
@@ -211,7 +210,9 @@ def test_no_schedule_is_shorter_than_its_critical_path_or_its_share_of_work() ->
 
 def test_a_busy_unit_that_ends_work_sooner_is_waited_for_and_idle_ones_help_where_that_is_sooner() -> None:
     pool = [unit("slow"), unit("fast")]
-    profiles = Profiles({("m/run", "fast"): OperationProfile({1: 1.0}), ("m/run", "slow"): OperationProfile({1: 5.0})})
+    profiles = GivenProfiles(
+        {("m/run", "fast"): OperationProfile({1: 1.0}), ("m/run", "slow"): OperationProfile({1: 5.0})}
+    )
     assert {ran.launch.unit for ran in simulate([ordered(), ordered()], pool, profiles).ran} == {"fast"}
     assert simulate([ordered(), ordered()], pool, profiles, Ablation(look_ahead=False)).now == 5.0
     shared = simulate([task(items=12)], pool, profiles)
@@ -259,7 +260,7 @@ def test_the_workflows_run_private_documents_never_leave_the_device(name: Workfl
     first, script = stages.begin(), Agents(stages)
     first += stages.search(rewritten=False).stages if stages.rewrite is not None else []
     truth = {key: Truth(profile, {1: 20.0}, RISING) for key, profile in known.items()}
-    simulation = WorkflowSimulation(WorkflowScheduler(pool, Profiles(known)), pool, truth, script)
+    simulation = WorkflowSimulation(WorkflowScheduler(pool, GivenProfiles(known)), pool, truth, script)
     simulation.run(first)
     assert script.added == decisions
     units: dict[str, set[str]] = defaultdict(set)
@@ -296,7 +297,7 @@ def test_what_has_no_profile_runs_on_the_first_unit_and_is_known_then() -> None:
 
 
 def test_a_lost_units_launch_is_repeated_elsewhere_and_its_late_end_means_nothing() -> None:
-    profiles = Profiles({("m/run", "a"): OperationProfile({4: 1.0}), ("m/run", "b"): OperationProfile({4: 9.0})})
+    profiles = GivenProfiles({("m/run", "a"): OperationProfile({4: 1.0}), ("m/run", "b"): OperationProfile({4: 9.0})})
     scheduler = WorkflowScheduler([unit("a"), unit("b")], profiles)
     (first,) = scheduler.on(StagesAdded(0.0, [task(items=4)]))
     assert isinstance(first, Launch) and first.unit == "a"

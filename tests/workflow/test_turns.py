@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+from lab.scheduling import GivenProfiles
 from paceline.workflow.graph import Ended, Launch, Request, Stage, StagesAdded
-from paceline.workflow.profiles import OperationProfile, Profiles
+from paceline.workflow.profiles import OperationProfile
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import task, unit
 
-PROFILES = Profiles({("m/run", "a"): OperationProfile({1: 1.0})})
+PROFILES = GivenProfiles({("m/run", "a"): OperationProfile({1: 1.0})})
 
 
 def many(owner: str, count: int, chain: int = 1) -> list[Stage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lab.scheduling import static_map
+from lab.scheduling import AblatedScheduler, GivenProfiles, static_map
 from paceline.workflow.graph import Ended, Launch, Stage, StagesAdded, UnitsBack, UnitsLost, WorkflowEffect
 from paceline.workflow.profiles import OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
@@ -32,7 +32,7 @@ def scheduler(reading: tuple[float, float], writing: tuple[float, float]) -> Wor
     """Seconds of four items here and away."""
     known = {("m/run", "here"): reading[0], ("m/run", "away"): reading[1]}
     known |= {("n/run", "here"): writing[0], ("n/run", "away"): writing[1]}
-    return WorkflowScheduler([HERE, *AWAY], Profiles({key: profile(seconds) for key, seconds in known.items()}))
+    return WorkflowScheduler([HERE, *AWAY], GivenProfiles({key: profile(seconds) for key, seconds in known.items()}))
 
 
 def launched(effects: Sequence[WorkflowEffect]) -> list[tuple[Stage, str]]:
@@ -92,7 +92,7 @@ def test_a_text_begun_where_all_is_lost_goes_on_here() -> None:
 
 
 def test_a_kind_of_unit_that_was_never_used_is_tried_once_at_a_time() -> None:
-    profiles = Profiles({("m/run", "here"): profile(0.1)})
+    profiles = GivenProfiles({("m/run", "here"): profile(0.1)})
     machine = WorkflowScheduler([HERE, *AWAY], profiles)
     stages = [task(items=4) for _ in range(3)]
     effects = machine.on(StagesAdded(0.0, stages))
@@ -105,8 +105,8 @@ def test_a_kind_of_unit_that_was_never_used_is_tried_once_at_a_time() -> None:
 
 
 def test_a_map_may_name_a_stage_and_the_first_word_of_units() -> None:
-    profiles = Profiles({("m/run", kind): profile(1.0) for kind in ("here", "away")})
-    machine = WorkflowScheduler([HERE, *AWAY], profiles, static_map({"asked": "away", "m": "here"}))
+    profiles = GivenProfiles({("m/run", kind): profile(1.0) for kind in ("here", "away")})
+    machine = AblatedScheduler([HERE, *AWAY], profiles, static_map({"asked": "away", "m": "here"}))
     asked, other = task(items=4), task(items=4)
     asked.name = "asked"
     assert launched(machine.on(StagesAdded(0.0, [asked, other]))) == [(asked, "away 0"), (other, "here")]

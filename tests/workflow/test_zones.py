@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lab.scheduling import GivenProfiles
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.flows import FLOWS, JOB, WORKFLOWS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import StageGraph
-from paceline.workflow.profiles import Key, OperationProfile, Profiles
+from paceline.workflow.profiles import Key, OperationProfile
 from paceline.workflow.scheduler import WorkflowScheduler
 from tests.workflow.made import Known
 
@@ -62,7 +63,7 @@ def test_both_texts_of_a_search_are_written_at_once_each_where_it_may() -> None:
     begun = stages.begin()
     assert stages.rewrite is not None
     search = stages.search()
-    known, script = Profiles({key: each.profile for key, each in truth().items()}), Known()
+    known, script = GivenProfiles({key: each.profile for key, each in truth().items()}), Known()
     script.adding[stages.rewrite.write, 4] = search.stages
     simulation = WorkflowSimulation(WorkflowScheduler(UNITS, known), UNITS, truth(), script)
     simulation.run(begun)

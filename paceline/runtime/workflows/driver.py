@@ -11,7 +11,6 @@ from functools import partial
 from paceline.errors import PacelineError
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow import graph
-from paceline.workflow.placement import SchedulingPolicy
 from paceline.workflow.profiles import Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
 
@@ -22,12 +21,10 @@ Heard = Callable[[PacelineError | None], None]
 class WorkflowDriver:
     """Belongs to the event loop."""
 
-    def __init__(
-        self, registry: UnitRegistry, profiles: Profiles | None = None, policy: SchedulingPolicy | None = None
-    ) -> None:
+    def __init__(self, registry: UnitRegistry) -> None:
         self.registry = registry
-        self.profiles = profiles or Profiles()
-        self._scheduler = WorkflowScheduler(registry.units, self.profiles, policy)
+        self.profiles = Profiles()
+        self._scheduler = WorkflowScheduler(registry.units, self.profiles)
         self._running: dict[int, tuple[graph.Launch, asyncio.Future[graph.Outcome], float]] = {}  # with when it began
         self._ended: dict[graph.Request, Heard] = {}
         self._closed = False

@@ -34,7 +34,7 @@ from paceline.runtime.workflows.agent_text import CloudUnits
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import Tools
 from paceline.strategies.base import SIDES, Side
-from paceline.workflow.profiles import WINDOW, Profiles
+from paceline.workflow.profiles import WINDOW
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
@@ -342,14 +342,14 @@ async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are
         writer.write(OK + event(said) + event(end="stop"))
 
     async with rig(tmp_path, agent) as made:
-        workflows, known = made.device._workflows, Profiles()
+        workflows = made.device._workflows
+        workflows._driver = driver = WorkflowDriver(made.device._resources.registry)
         for phase in ("prefill", "decode"):
             for _ in range(WINDOW):
-                known.learn(f"agent/{phase}", OUTSIDE, 4, 0.01)
-                known.learn(f"agent/{phase}", ENGINE, 4, 1.0)
-        workflows._driver = WorkflowDriver(made.device._resources.registry, known)
-        workflows._cloud = CloudUnits(workflows._driver)
-        workflows._strangers = strangers = CloudUnits(workflows._driver, OUTSIDE)
+                driver.profiles.learn(f"agent/{phase}", OUTSIDE, 4, 0.01)
+                driver.profiles.learn(f"agent/{phase}", ENGINE, 4, 1.0)
+        workflows._cloud = CloudUnits(driver)
+        workflows._strangers = strangers = CloudUnits(driver, OUTSIDE)
         assert made.device.outside is not None
         strangers._link, strangers._forgets = made.device.outside.endpoint, float("inf")  # what it takes is known
         request = changed(ASKED, privacy="open", workflow="advanced", min_score=-1.0, messages=CONVERSATION[3:])

@@ -26,7 +26,7 @@ from paceline.wire.codec import decode, encode
 from paceline.wire.messages import WRITE, OpenSession, WrittenText
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch
-from paceline.workflow.profiles import WINDOW, Profiles
+from paceline.workflow.profiles import WINDOW
 from tests.requests import changed
 from tests.runtime.test_node import Bench, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
@@ -38,14 +38,14 @@ SECRET = Found(Passage("diary.md", 1, "", "The key is with XYZZYVELDA.", 0.6), "
 EARLIER = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "It says PLUGHED."})
 
 
-def eager() -> Profiles:
+def eager() -> WorkflowDriver:
     """The cloud writes a hundred times as fast."""
-    known = Profiles()
+    driver = WorkflowDriver(UnitRegistry("device", web=True, cloud=True))
     for phase in ("prefill", "decode"):
         for _ in range(WINDOW):
-            known.learn(f"agent/{phase}", CLOUD, 4, 0.01)
-            known.learn(f"agent/{phase}", ENGINE, 4, 1.0)
-    return known
+            driver.profiles.learn(f"agent/{phase}", CLOUD, 4, 0.01)
+            driver.profiles.learn(f"agent/{phase}", ENGINE, 4, 1.0)
+    return driver
 
 
 @dataclass
@@ -56,9 +56,7 @@ class Device:
     here: Models = field(default_factory=Models)
     there: Models = field(default_factory=Models)
     frames: list[bytes] = field(default_factory=list)
-    driver: WorkflowDriver = field(
-        default_factory=lambda: WorkflowDriver(UnitRegistry("device", web=True, cloud=True), eager())
-    )
+    driver: WorkflowDriver = field(default_factory=eager)
 
     def __post_init__(self) -> None:
         self.units = CloudUnits(self.driver)
