@@ -1,4 +1,5 @@
-"""The encoder's pass over a question and a document: where the answer stands, and whether there is one.
+"""The encoder's pass over a question and a document: where the answer stands, and whether there is one; before it, what
+shape an answer has that a question asks for.
 
 Two scores of each of the document's tokens, of being an answer's first and its last (Devlin et al. 2019, section 4.3);
 the first token of the input stands for "no answer". A long document is read in windows that overlap.
@@ -17,13 +18,143 @@ import numpy as np
 from paceline.core.sampling.dist import best_indices
 from paceline.core.words import folded
 from paceline.encoder import CLS, SEP, Floats, outputs
-from paceline.engine.reader.shape import MISFIT, completed, cuts, misfits, with_dates_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+
+# ---- the shape of an answer: what a question's first words ask for, and where the edges of an answer belong ----------
+# The encoder was trained on some thousands of questions and now and then takes the value that stands nearest: a breed
+# for a vet's name, a half of a number. What "who", "when" and "how much" ask for, and where a word or number ends,
+# needs no training; nor does a date that is written otherwise in the document. Rules for English, not a model; what no
+# rule knows has any shape. Not handled: reasons, and whether a number is of the right unit but for money.
+MISFIT = 4.0  # what it takes off a span's log odds, that it has not the shape asked for
+_TIMES = (
+    r"january|february|march|april|may|june|july|august|september|october|november|december|monday|tuesday|wednesday|"
+    r"thursday|friday|saturday|sunday|noon|midday|midnight|morning|afternoon|evening|night|dusk|dawn|sunrise|sunset|"
+    r"spring|summer|autumn|winter|easter|christmas|today|tomorrow|yesterday|tonight|weekend|week|month|year|day|hour|"
+    r"o'clock|half past|term|now|daily|weekly|monthly|yearly"
+)
+_NUMERALS = (
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
+    r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen|half|"
+    r"quarter|third|once|twice|free|every|an?|no|none|nothing|both|several|all|few|always|never"
+)
+_BEFORE = (
+    r"^(?:(?:about|after|around|at|before|by|during|for|from|in|of|on|since|till|to|until|up to|with|within)\s){0,2}"
+)
+_ASKS_MONEY = re.compile(
+    r"^(?:how\smuch|what)\b.*\b(?:costs?|charged?|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill)\b",
+    re.IGNORECASE,
+)
+_NO_MONEY = re.compile(r"(?!\W*[\d.,]+\s?(?:[kMG]?Wh?|[cmk]?m|k?g|m?l|m[23²³]|litres?|metres?|kilomet\w+|°C)(?!\w))")
+_SHAPES = tuple(  # what a question asks by, and the shape of its answers; the first that asks decides
+    (re.compile(asks, re.IGNORECASE), shape)
+    for asks, shape in (
+        (r"\be-?mail address", re.compile("@")),
+        (r"\b(?:tele)?phone number", re.compile(r"\d(?:[\s/()+-]*\d){3}")),
+        (
+            rf"{_BEFORE}(?:when\b|(?:what|which)\s(?:time|date|days?|month|year|evening|morning|nights?|week)\b)",
+            re.compile(rf"\d|\b(?:{_TIMES})s?\b", re.IGNORECASE),
+        ),
+        (rf"{_BEFORE}where\b", re.compile(r"[^\W\d_]|^\W*\d{1,4}\W*$")),
+        (
+            rf"{_BEFORE}how\s(?:much|many|long|far|high|tall|deep|old|heavy|often|big|large|fast|loud|wide|late|early|"
+            r"hot|warm|cold|soon)\b|^what\s(?:do|does|did|would|will)\b.*\bcost\b"
+            r"|^what\s(?:is|was|are|were)\sthe\s(?:[\w-]+\s){0,2}(?:price|cost|fee|rent|deposit|charge|fine)\b",
+            re.compile(rf"\d|\b(?:{_NUMERALS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE),
+        ),
+        (rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.compile(r"[^\W\d_a-z]")),  # a capital
+    )
+)
+_UNIT = re.compile(
+    r"\s?(?:%|percent|°C|bar|k?m|[cm]m|[km]?g|m?l|k?W|[GM]B|dB|litres?|miles?|feet|euros?|cents?|pounds?|dollars?|"
+    r"degrees|minutes?|hours?|days?|weeks?|months?|years?|am|pm|o'clock|kilos?)(?!\w)"
+)
+_BELONGING = re.compile(
+    r"(?:\b(?:the )?(?:end|beginning|start|middle) of (?:the )?|\b(?:half past|quarter past|quarter to) "
+    r"|\b(?:Dr|Mr|Mrs|Ms|Miss|Prof|Professor|Captain|Capt|Sir|Lady|Lord|Dame|Colonel|Major|General|Sergeant|Inspector"
+    r"|Reverend|Rev|Father|Sister|Brother|Aunt|Uncle|King|Queen|Prince|Princess|President|Mayor|Judge|Saint|St)\.? )$"
+)
+_HYPHENED = re.compile(r"(?:-\w{1,30}){1,4}")
+_HYPHENED_BEFORE = re.compile(r"(?<!\w)(?:[^\W\d_]{1,30}-){1,4}$")
+_LONGEST_WORD = 124  # characters
+_LONGEST_BELONGING = 24  # characters
+
+
+def misfits(question: str, text: str) -> bool:
+    """True where the question's words ask for a shape that the text does not have."""
+    if _ASKS_MONEY.search(question) and _NO_MONEY.match(text) is None:
+        return True
+    return next((not shape.search(text) for asked, shape in _SHAPES if asked.search(question)), False)
+
+
+def cuts(document: str, begin: int, end: int) -> bool:
+    """True if an edge of this part of the document lies inside a word or a number."""
+    return any(_is_inside(document, edge) for edge in (begin, end))
+
+
+def completed(document: str, begin: int, end: int) -> tuple[int, int]:
+    """The part with what belongs to it: the rest of a word with hyphens, the unit behind a number, "end of" before a
+    month, a person's title."""
+    if document[end - 1 : end].isalpha() and (rest := _HYPHENED.match(document, end)):
+        end = rest.end()
+    if document[begin : begin + 1].isalnum() and (rest := _HYPHENED_BEFORE.search(document[:begin][-_LONGEST_WORD:])):
+        begin -= len(rest[0])
+    if document[end - 1 : end].isdigit() and (unit := _UNIT.match(document, end)):
+        end = unit.end()
+    if before := _BELONGING.search(document[max(0, begin - _LONGEST_BELONGING) : begin]):
+        begin -= len(before[0])
+    return begin, end
+
+
+def _is_inside(document: str, edge: int) -> bool:
+    left, right = document[max(0, edge - 2) : edge], document[edge : edge + 2]
+    if not left or not right:
+        return False
+    if left[-1].isalnum() and right[0].isalnum():
+        return True
+    if left[-1].isdigit() and right[0] in ".,:/":
+        return right[1:].isdigit()
+    return left[-1] in ".,:/" and left[:-1].isdigit() and right[0].isdigit()
+
+
+# ---- dates ----------------------------------------------------------------------------------------------------------
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_MONTH = r"(?P<name>jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_DAY_MONTH = re.compile(rf"\b{_DAY}(?: of)? {_MONTH}(?:,? (?P<year>\d{{4}}))?\b", re.IGNORECASE)
+_MONTH_DAY = re.compile(rf"\b{_MONTH} {_DAY}(?:,? (?P<year>\d{{4}}))?\b", re.IGNORECASE)
+_ISO = re.compile(r"\b(?P<year>\d{4})-(?P<month>\d{1,2})-(?P<day>\d{1,2})(?!\d)")
+_DOTTED = re.compile(r"\b(?P<day>\d{1,2})[./](?P<month>\d{1,2})[./](?P<year>\d{4})\b")
+
+
+def with_dates_of(document: str, question: str) -> str:
+    """The question, with each date in the document's writing: "2025-10-29" for "29 October" where that stands there."""
+    for text, (year, month, day) in _dates(question):
+        if text.lower() in document.lower():
+            continue
+        for other, (its_year, *its_day) in _dates(document):
+            if its_day == [month, day] and (year == its_year or not year or not its_year):
+                question = question.replace(text, other, 1)
+                break
+    return question
+
+
+def _dates(text: str) -> list[tuple[str, tuple[int, int, int]]]:
+    """Dates as they are written, and year (0: none), month and day."""
+    found = []
+    for pattern in (_ISO, _DOTTED, _DAY_MONTH, _MONTH_DAY):
+        for match in pattern.finditer(text):
+            parts = match.groupdict()
+            month = _MONTHS.index(parts["name"].lower()) + 1 if "name" in parts else int(parts["month"])
+            found.append((match[0], (int(parts["year"] or 0), month, int(parts["day"]))))
+    return found
+
+
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
+# ---- the encoder's pass: spans and their probabilities ---------------------------------------------------------------
 MAX_INPUT = 256  # as in training
 _STRIDE = 96
 _LONGEST_SPAN = 24  # tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.engine.reader.shape import completed, cuts, misfits, with_dates_of
+from paceline.engine.reader.pointer import completed, cuts, misfits, with_dates_of
 
 
 @pytest.mark.parametrize(
