@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from paceline.core.rendezvous import chosen
+from paceline.api.http.hop import chosen
 from paceline.runtime.link.dialer import SPREAD_S, back_off
 from paceline.runtime.link.transport import OPEN_TIMEOUT_S
 from paceline.wire.close_codes import CloseCode

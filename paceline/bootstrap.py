@@ -20,8 +20,8 @@ import typer
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.http.admission import DoorLimits, networks
 from paceline.api.http.auth import Keyring
-from paceline.api.http.doors import DoorLimits, networks
 from paceline.api.http.routing import Addresses, Settings
 from paceline.api.http.server import can_tell, serve, url_of
 from paceline.api.models import read_aliases

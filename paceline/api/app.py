@@ -14,33 +14,28 @@ from fastapi import APIRouter, FastAPI
 
 from paceline import __version__
 from paceline.api import (
+    anthropic,
     completions,
     documents,
-    embeddings,
     mcp,
     models,
+    ollama,
     openapi,
-    policy,
-    rerank,
     status,
-    tokens,
+    texts,
+    vector_stores,
 )
-from paceline.api.anthropic import endpoint as anthropic
 from paceline.api.chat import output as chat
 from paceline.api.generation.attachments import Attachments
-from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware
+from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware, DoorLimits
 from paceline.api.http.auth import Keyring
-from paceline.api.http.doors import DoorLimits
 from paceline.api.http.routing import DEFAULTS, HANDLERS, Route, Settings
 from paceline.api.observation import Observer
-from paceline.api.ollama import endpoint as ollama
 from paceline.api.page import endpoint as page
 from paceline.api.responses import conversations
 from paceline.api.responses import endpoint as responses
 from paceline.api.responses.log import DEFAULT_RETENTION, EventLog, Retention
 from paceline.api.responses.runs import Responses
-from paceline.api.vector_stores import endpoint as vector_stores
-from paceline.api.vector_stores import files
 from paceline.runtime.service import Service
 from paceline.runtime.tracing import Tracer
 from paceline.sealing import PLAIN, Seal
@@ -51,14 +46,13 @@ ROUTERS = (
     completions.router,  # /v1/completions
     responses.router,  # /v1/responses
     conversations.router,  # /v1/conversations
-    files.router,  # /v1/files
+    vector_stores.files,  # /v1/files
     vector_stores.router,  # /v1/vector_stores
-    embeddings.router,  # /v1/embeddings
-    rerank.router,  # /v1/rerank, /v2/rerank
-    tokens.router,  # /tokenize, /detokenize
+    texts.router,  # /v1/embeddings, /v1/rerank, /v2/rerank
+    texts.tokenizing,  # /tokenize, /detokenize
     documents.router,  # /v1/documents, /v1/passages/{id}
     mcp.router,  # /mcp
-    policy.router,  # /v1/policy/check, /v1/policy/confirmations
+    documents.policy,  # /v1/policy/check, /v1/policy/confirmations
     anthropic.router,  # /v1/messages
     ollama.answers,  # /api/chat, /api/generate
     ollama.vectors,  # /api/embed, /api/embeddings
@@ -120,7 +114,7 @@ def create_app(
 
     kept = Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
     app.state.responses, app.state.conversations = kept, kept.conversations
-    app.state.upload_turns = files.UploadTurns()
+    app.state.upload_turns = vector_stores.UploadTurns()
     app.state.closers.append(kept.close)
     return app
 

@@ -23,7 +23,7 @@ from paceline.api.http.body import Schema, encode_json, while_connected
 from paceline.api.http.routing import PATH as PASSAGE
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
 from paceline.api.openapi import Responses, answered, keyed_router
-from paceline.api.vector_stores.search import MAX_QUERY, MAX_RESULTS, LibraryDep
+from paceline.api.search import MAX_QUERY, MAX_RESULTS, LibraryDep
 from paceline.errors import RequestError
 from paceline.rag.records import DEFAULT_COLLECTION
 from paceline.rag.store.library import Library

@@ -14,7 +14,7 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from paceline.api.generation.schema import SamplingFields
-from paceline.api.http.pagination import answer
+from paceline.api.http.body import answer
 from paceline.api.http.routing import ServiceDep
 from paceline.api.openapi import answered, keyed_router
 from paceline.core.side import MAX_NAME, is_name

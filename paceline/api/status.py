@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from paceline import __version__
 from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.pagination import answer
+from paceline.api.http.body import answer
 from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
 from paceline.api.observation import AnswerCounts
 from paceline.api.openapi import REFUSALS, keyed_router

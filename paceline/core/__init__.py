@@ -12,7 +12,6 @@ energy        joules of steps, messages and answers
 policy        the owner's rules of documents, keys, models and budgets, and their decision
 side          the names of the two sides, and who may ask a device
 fair          turns and shares of owners, one rule at every door
-rendezvous    the server of a conversation
 addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 redaction     names and numbers replaced by placeholders, and put back

@@ -10,14 +10,12 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from paceline.api.anthropic.request import CountRequest, MessagesRequest
+from paceline.api.anthropic import CountRequest, MessagesRequest
 from paceline.api.chat.request import ChatRequest
 from paceline.api.completions import CompletionRequest
-from paceline.api.embeddings import EmbeddingRequest
-from paceline.api.ollama.request import ChatBody, EmbedBody, GenerateBody
-from paceline.api.rerank import RerankRequest
+from paceline.api.ollama import ChatBody, EmbedBody, GenerateBody
 from paceline.api.responses.request import ResponseRequest
-from paceline.api.tokens import DetokenizeRequest, TokenizeRequest
+from paceline.api.texts import DetokenizeRequest, EmbeddingRequest, RerankRequest, TokenizeRequest
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService

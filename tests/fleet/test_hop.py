@@ -17,9 +17,8 @@ from fastapi import FastAPI
 
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
-from paceline.api.http.hop import AFFINITY, HEADER, JOINED, _conversation
+from paceline.api.http.hop import AFFINITY, HEADER, JOINED, _conversation, chosen
 from paceline.api.http.server import listen, url_of
-from paceline.core.rendezvous import chosen
 from paceline.fleet import Fleet, OtherServer
 from paceline.postgres import Postgres
 from paceline.runtime.identity import PrivateKey

@@ -23,7 +23,7 @@ from paceline.api.http.body import Json, while_connected
 from paceline.api.http.routing import NO_ADDRESSES, Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import answered, keyed_router
-from paceline.api.vector_stores.search import select_stores
+from paceline.api.search import select_stores
 from paceline.core.energy import EnergyUse
 from paceline.core.policy import Decision
 from paceline.errors import RequestError

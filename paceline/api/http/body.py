@@ -1,4 +1,4 @@
-"""Reading of request bodies, and detection of clients that leave.
+"""Bodies: of requests, read within limits; of lists, in pages; and the detection of clients that leave.
 
 A sibling task watches `receive` for the disconnect. The next `send` would notice it too late: a generation may wait
 long for its next token (ASGI, "Disconnect - receive event").
@@ -11,21 +11,23 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Annotated, Literal, NoReturn, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_core import CoreSchema
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Message, Receive, Send
 
 from paceline.errors import RequestError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
-from paceline.rag.store.files import Arrival, too_large
+from paceline.rag.store.files import Arrival, Paging, too_large
+from paceline.rag.store.vector_stores import Status
 
 MAX_BODY = 1_048_576  # bytes
 BODY_TIMEOUT = 60.0  # s for a whole body
@@ -348,3 +350,63 @@ def refusal(place: Iterable[int | str], kind: str, message: str) -> RequestError
     else:
         sentence = f"{param[:128]} cannot be used: {message[:1].lower()}{message[1:]}."
     return RequestError(sentence, param=param[:128] or None)
+
+
+# ---- lists in pages, by cursors as OpenAI's clients expect them; small JSON answers ----------------------------------
+Cursor = Annotated[str, Field(max_length=512)]  # an id, which clients may have given an item
+
+
+class PageQuery(QuerySchema):
+    """Query of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: Cursor | None = None
+    before: Cursor | None = None
+
+    @property
+    def paging(self) -> Paging:
+        return Paging(self.limit, self.order, self.after or None, self.before or None)
+
+
+class FilesQuery(PageQuery):
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    purpose: Annotated[str, Field(max_length=64)] | None = None
+
+
+class AttachedQuery(PageQuery):
+    filter: Status | None = None
+
+
+def page_of(items: Sequence[Mapping[str, object]], asked: PageQuery) -> tuple[list[Mapping[str, object]], bool]:
+    """A page of items that are in memory, oldest first, and whether there are more. Raises RequestError (400)."""
+    page = list(reversed(items)) if asked.order == "desc" else list(items)
+    for name, cursor in (("after", asked.after), ("before", asked.before)):
+        if cursor is None:
+            continue
+        at = next((index for index, item in enumerate(page) if item["id"] == cursor), None)
+        if at is None:
+            raise RequestError(f"There is no item {cursor!r} in this list.", param=name)
+        page = page[at + 1 :] if name == "after" else page[:at]
+    return page[: asked.limit], len(page) > asked.limit
+
+
+def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
+    ids = [item["id"] for item in items]
+    return answer(
+        {
+            "object": "list",
+            "data": list(items),
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": more,
+        }
+    )
+
+
+def answer(value: Mapping[str, object], status: int = 200) -> Response:
+    return Response(encode_json(value), status_code=status, media_type="application/json")
+
+
+def deleted(id: str, kind: str) -> Response:
+    return answer({"id": id, "object": kind, "deleted": True})

@@ -1,4 +1,7 @@
-"""One hop between servers of one database: a request that another of them is to answer is passed on to it.
+"""Choice of a server for a conversation: the same at each server, and another for few when a server comes or goes.
+
+---
+One hop between servers of one database: a request that another of them is to answer is passed on to it.
 
 The answer comes back piece by piece, as fast as the client reads it. A passed request says by whom it came: a code
 under a key that all these servers have, so that it is passed on once at most, and keeps its id. The client's own key
@@ -9,12 +12,13 @@ ends in the middle of an answer, a stream says so, and one of `/v1/responses` go
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
 import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -28,12 +32,21 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.http.body import BrokenOffError, encode_json, send_in_time, while_connected
 from paceline.api.http.errors import Failure, failure_of
-from paceline.core.rendezvous import chosen
 from paceline.errors import RequestError, StorageError
 
 if TYPE_CHECKING:
     from paceline.api.http.auth import Identity
     from paceline.fleet import Fleet
+
+
+def chosen(servers: Collection[str], owner: str, conversation: str) -> str:
+    """The server with the highest score (Thaler and Ravishankar, rendezvous hashing, 1998). servers: at least one."""
+
+    def score(server: str) -> bytes:
+        return hashlib.sha256("\0".join((server, owner, conversation)).encode("utf-8", "surrogatepass")).digest()
+
+    return max(servers, key=score)
+
 
 HEADER: Final = b"paceline-hop"
 AFFINITY: Final = "paceline-affinity"

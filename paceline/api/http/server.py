@@ -27,8 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
-from paceline.api.http.admission import AdmissionControl
-from paceline.api.http.doors import GRACE_S, Doors, Visitor
+from paceline.api.http.admission import GRACE_S, AdmissionControl, Doors, Visitor
 from paceline.api.http.logs import quieten
 from paceline.errors import ConfigError
 from paceline.runtime.link.transport import CONNECTION, UVICORN_LINK_OPTIONS

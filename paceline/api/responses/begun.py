@@ -22,9 +22,8 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, Json, encode_json, parse
 from paceline.api.http.errors import failure_of
 from paceline.api.http.routing import Addresses, Settings
-from paceline.api.responses.events import ResponseEvents, Search
+from paceline.api.responses.events import ResponseEvents, Search, Unsaid, close_interrupted
 from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
-from paceline.api.responses.replay import Unsaid, close_interrupted
 from paceline.api.responses.request import (
     ResponseRequest,
     as_written,
@@ -35,7 +34,7 @@ from paceline.api.responses.request import (
 )
 from paceline.api.responses.runs import DIVERGED, PREFIX, Responses
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
-from paceline.api.vector_stores.search import filter_of, min_score_of, select_stores
+from paceline.api.search import filter_of, min_score_of, select_stores
 from paceline.errors import RequestError, StorageError
 from paceline.runtime.service import AnswerProof, GenerateRequest, Generation, GenerationResult, Joining, Service
 

@@ -18,8 +18,7 @@ from starlette.responses import Response
 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.schema import Metadata
-from paceline.api.http.body import Json, Schema, encode_json
-from paceline.api.http.pagination import PageQuery, answer, deleted, listing, page_of
+from paceline.api.http.body import Json, PageQuery, Schema, answer, deleted, encode_json, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.log import EventLog

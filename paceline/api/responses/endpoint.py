@@ -20,9 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.streaming import EventStream, HeldOpen, sse_named
-from paceline.api.http.body import Json, encode_json, while_connected
+from paceline.api.http.body import Json, PageQuery, answer, encode_json, listing, page_of, while_connected
 from paceline.api.http.errors import failure_of
-from paceline.api.http.pagination import PageQuery, answer, listing, page_of
 from paceline.api.http.routing import Caller, ServiceDep, SettingsDep, of_app
 from paceline.api.models import switch_of
 from paceline.api.openapi import answered, keyed_router

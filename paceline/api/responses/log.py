@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from paceline.api.http.errors import Failure
-from paceline.api.responses.replay import Passages, close_interrupted, filled, goes_on, records_of, replay
+from paceline.api.responses.events import Passages, close_interrupted, filled, goes_on, records_of, replay
 from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.runtime.service import AnswerRecord

@@ -32,7 +32,7 @@ from paceline.api.generation.schema import (
     unreadable,
 )
 from paceline.api.http.body import Json, QuerySchema, Schema
-from paceline.api.vector_stores.search import MAX_RESULTS, FilterField, RankingOptions
+from paceline.api.search import MAX_RESULTS, FilterField, RankingOptions
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.service import AnswerProof

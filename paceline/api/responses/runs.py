@@ -17,10 +17,10 @@ from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
 from paceline.api.responses.conversations import Conversations
-from paceline.api.responses.events import Event, ResponseEvents
-from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.replay import (
+from paceline.api.responses.events import (
     DivergedError,
+    Event,
+    ResponseEvents,
     Unsaid,
     close_interrupted,
     goes_on,
@@ -28,6 +28,7 @@ from paceline.api.responses.replay import (
     replay,
     stored_form,
 )
+from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.request import ResponseRequest
 from paceline.api.responses.store import ENDS, ResponseRecord, Turn
 from paceline.core.fair import Shares

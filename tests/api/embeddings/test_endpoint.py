@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from paceline.api.embeddings import MAX_INPUTS, text_of, vocabulary
+from paceline.api.texts import MAX_INPUTS, text_of, vocabulary
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.runtime.node import MAX_TOKENS

@@ -14,9 +14,8 @@ import pytest
 
 from paceline.api.app import create_app
 from paceline.api.http import server as server_module
-from paceline.api.http.admission import is_local_host, is_local_origin
+from paceline.api.http.admission import DoorLimits, is_local_host, is_local_origin
 from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_keys
-from paceline.api.http.doors import DoorLimits
 from paceline.errors import ConfigError, StorageError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post

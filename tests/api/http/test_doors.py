@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.app import create_app, include
-from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS
+from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS, DoorLimits, Doors, Visitor, client_address, networks
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import Schema, within
-from paceline.api.http.doors import DoorLimits, Doors, Visitor, client_address, networks
 from paceline.api.http.logs import PAUSE_S, Seldom, quieten
 from paceline.api.http.routing import OpenRoute
 from paceline.api.http.server import MAX_CONNECTIONS, connections_within

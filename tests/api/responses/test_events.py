@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from paceline.api.chat.tools import AnswerReader, ToolCallParser
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
-from paceline.api.responses.events import Event, ResponseEvents
-from paceline.api.responses.replay import close_interrupted, replay
+from paceline.api.responses.events import Event, ResponseEvents, close_interrupted, replay
 from paceline.api.responses.store import ENDS, EventRow
 from paceline.runtime.service import Citation, GenerateEvent, TextDelta, TokenLogprob
 from tests.api.scripted import done

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paceline.api.http.body import encode_json
+from paceline.api.responses.events import replay, stored_form
 from paceline.api.responses.log import EventLog
-from paceline.api.responses.replay import replay, stored_form
 from paceline.runtime.service import Citation
 from tests.api.responses.test_event_log import record, rest_of
 from tests.api.scripted import done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from paceline.api.responses.replay import close_interrupted, replay
+from paceline.api.responses.events import close_interrupted, replay
 from paceline.runtime.service import GenerateEvent, TextDelta
 from tests.api.chat.test_workflow import FAILED, STEP
 from tests.api.responses.test_events import CALL, events_of, final_of, rows_of

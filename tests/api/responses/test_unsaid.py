@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.api.chat.tools import AnswerReader
 from paceline.api.http.body import encode_json
-from paceline.api.responses.events import Event, ResponseEvents
-from paceline.api.responses.replay import DivergedError, Unsaid, replay
+from paceline.api.responses.events import DivergedError, Event, ResponseEvents, Unsaid, replay
 from paceline.api.responses.store import EventRow
 from paceline.runtime.service import GenerateEvent, GenerationResult, TextDelta, TokenLogprob
 

@@ -10,7 +10,7 @@ import httpx
 import openai
 import pytest
 
-from paceline.api.http.pagination import PageQuery
+from paceline.api.http.body import PageQuery
 from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.log import EventLog, Retention
 from paceline.api.responses.store import MAX_CONVERSATION

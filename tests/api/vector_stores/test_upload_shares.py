@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from paceline.api.http.auth import Identity
-from paceline.api.vector_stores.files import UploadTurns, create_file
+from paceline.api.vector_stores import UploadTurns, create_file
 from paceline.rag.store.files import MAX_ARRIVING, Arrival
 from paceline.rag.store.library import Library
 from tests.api.scripted import WAIT
