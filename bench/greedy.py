@@ -34,8 +34,8 @@ from lab.configs import a_config
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import find, load_model, quiet, served_name
+from paceline.hub.cache import find_stored
 from paceline.hub.gguf import SUFFIX, GgufFile
-from paceline.hub.stores import find_stored
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.strategies.solo import Solo
 

@@ -41,8 +41,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import encode_options, sampling_to_wire
-from paceline.wire.dist_codec import decode_head
+from paceline.wire.codec import decode_head, encode_options, sampling_to_wire
 from paceline.wire.messages import (
     AggregateOptions,
     ChatMessage,

@@ -20,9 +20,8 @@ from paceline.core.side import Side
 from paceline.engine.base import LoadedModel
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError, PacelineError
-from paceline.hub.cache import find, served_name
+from paceline.hub.cache import find, find_stored, served_name
 from paceline.hub.gguf import SUFFIX
-from paceline.hub.stores import find_stored
 
 SMOLLM: Final = "smollm"
 SMALL, LARGE = "Qwen/Qwen2.5-Coder-0.5B-Instruct", "Qwen/Qwen2.5-Coder-1.5B-Instruct"

@@ -23,7 +23,7 @@ from paceline.core.side import SIDES, Side
 from paceline.engine.loader import load_model, served_name
 from paceline.models import DEVICE
 from paceline.rag.embedder import Embedder, load_embedder
-from paceline.rag.index.hybrid import VectorIndex
+from paceline.rag.index import VectorIndex
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 
 from .bootstrap import Estimate, estimate

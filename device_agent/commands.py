@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from paceline.commands.groups import devices_group, doctor_checks
-from paceline.commands.options import options
+from paceline.commands.options import devices_group, doctor_checks, options
 from paceline.settings import AgentSettings, NodeSettings, StageSettings
 from paceline.settings_sources import Origins, describe_given
 
@@ -21,7 +20,7 @@ from .setup import join, setup
 from .stage import EXAMPLE, stage
 
 if TYPE_CHECKING:
-    from paceline.commands.groups import Found
+    from paceline.commands.options import Found
 
 
 def register(app: typer.Typer) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.commands.diagnosis import local_folder
-from paceline.commands.groups import Found
+from paceline.commands.options import Found
 from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake

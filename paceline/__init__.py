@@ -21,8 +21,7 @@ settings_tables   the tables of that file: answers, energy, tuning and units
 settings_sources  where settings come from, and which wins
 sealing           encryption at rest
 secret_files      private folders and files; secrets that people pass in
-sql               what stores ask of their database
-sqlite            private SQLite files with a write-ahead log
+sql               what stores ask of their database; private SQLite files with a write-ahead log
 postgres          a PostgreSQL database that several servers share
 fleet             the servers that share it: who is alive, which devices are linked where, what has changed
 system            users, locks, cores and signals of this operating system

@@ -50,7 +50,7 @@ from paceline.rag.entities import load_entity_model
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.search import SearxngSearch
+from paceline.rag.web import SearxngSearch
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter

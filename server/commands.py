@@ -15,8 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.groups import Found, devices_group, doctor_checks, group_of
-from paceline.commands.options import AtServer, Json, opened_database, options, spread, write_json
+from paceline.commands.options import (
+    AtServer,
+    Found,
+    Json,
+    devices_group,
+    doctor_checks,
+    group_of,
+    opened_database,
+    options,
+    spread,
+    write_json,
+)
 from paceline.errors import ConfigError
 from paceline.settings import NodeSettings, ServerSettings
 from paceline.settings_sources import Origins, describe_given

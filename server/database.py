@@ -22,7 +22,7 @@ from paceline.rag.rows import unpacked, written
 from paceline.rag.store.files import FOLDER, STEP, stored_name
 from paceline.runtime import policy
 from paceline.sealing import open_answers_seal
-from paceline.sqlite import SqliteConnection, SqliteFile
+from paceline.sql import SqliteConnection, SqliteFile
 from paceline.system import lock
 
 from . import devices, keys, state
@@ -30,7 +30,7 @@ from .program import FILE as KEY_FILE
 from .program import common_key, server_key
 
 if TYPE_CHECKING:
-    from paceline.commands.groups import Found
+    from paceline.commands.options import Found
 
 STORES: Final[Mapping[str, int]] = {  # formats that are copied, by file
     keys.STORE: state.VERSION,

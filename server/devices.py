@@ -20,8 +20,7 @@ from typing import Literal
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.settings_tables import TUNING
-from paceline.sql import Home
-from paceline.sqlite import place_in
+from paceline.sql import Home, place_in
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.identity import (

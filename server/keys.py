@@ -19,8 +19,7 @@ from paceline.api.http.auth import SCOPES, StoredKey
 from paceline.core.side import MAX_NAME, is_name
 from paceline.errors import ConfigError, StorageError
 from paceline.secret_files import write_private
-from paceline.sql import DuplicateRow, Home, SqlConnection
-from paceline.sqlite import place_in
+from paceline.sql import DuplicateRow, Home, SqlConnection, place_in
 
 from .devices import check_name
 from .state import StateTables

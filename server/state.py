@@ -12,8 +12,7 @@ from typing import TypeVar
 
 from paceline import sql
 from paceline.errors import ConfigError, StorageError
-from paceline.sql import SqlConnection, StorePlace
-from paceline.sqlite import SqliteFile
+from paceline.sql import SqlConnection, SqliteFile, StorePlace
 
 VERSION = 1  # of the tables
 Read = TypeVar("Read")

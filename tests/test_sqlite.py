@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import sql, sqlite
+from paceline import sql
 from paceline.errors import ConfigError
 
 OTHER_PROCESS = """
@@ -32,10 +32,10 @@ def write_from_another_process(file: Path) -> None:
 
 def test_a_second_connection_keeps_the_locks_of_the_first(tmp_path: Path) -> None:
     file = tmp_path / "numbers.sqlite"
-    with closing(sqlite.connect(file)) as first:
+    with closing(sql.connect(file)) as first:
         first.execute("CREATE TABLE numbers (n INTEGER)")
         first.execute("INSERT INTO numbers VALUES (1)")
-        with closing(sqlite.connect(file)):
+        with closing(sql.connect(file)):
             write_from_another_process(file)
             assert file.with_name("numbers.sqlite-wal").exists(), "its log was removed under a connection in use"
             first.execute("INSERT INTO numbers VALUES (3)")
@@ -49,14 +49,14 @@ def test_tables_are_made_once_and_those_of_another_format_are_refused_by_name(tm
     start = threading.Barrier(4)
 
     def make() -> None:
-        with closing(sqlite.connect(file)) as rows:
+        with closing(sql.connect(file)) as rows:
             start.wait()
             sql.prepare(rows, file, 1, ["CREATE TABLE numbers (n INTEGER)", "INSERT INTO numbers VALUES (1)"], "wait")
 
     with ThreadPoolExecutor(4) as threads:
         for each in [threads.submit(make) for _ in range(4)]:
             each.result()
-    with closing(sqlite.connect(file)) as rows:
+    with closing(sql.connect(file)) as rows:
         assert rows.execute("SELECT n FROM numbers").fetchall() == [(1,)]
         for version in (0, 2, 99):
             rows.execute(f"PRAGMA user_version = {version}")
@@ -73,7 +73,7 @@ def test_threads_that_make_a_database_at_once_keep_their_locks(tmp_path: Path) -
 
         def open_it(file: Path = file, start: threading.Barrier = start) -> sqlite3.Connection:
             start.wait()
-            return sqlite.connect(file)
+            return sql.connect(file)
 
         with ThreadPoolExecutor(4) as threads:
             opened = [each.result() for each in [threads.submit(open_it) for _ in range(4)]]
@@ -88,9 +88,9 @@ def test_a_new_database_and_its_logs_are_private(tmp_path: Path, umask: int) -> 
     """Holds for any umask; tested in a process of its own, since a umask belongs to the whole process."""
     file = tmp_path / "private.sqlite"
     code = (
-        "import os, sys; from pathlib import Path; from paceline import sqlite\n"
+        "import os, sys; from pathlib import Path; from paceline import sql\n"
         "file = Path(sys.argv[1]); os.umask(int(sys.argv[2]))\n"
-        "rows = sqlite.connect(file); rows.execute('CREATE TABLE t (x)')\n"
+        "rows = sql.connect(file); rows.execute('CREATE TABLE t (x)')\n"
         "for each in file.parent.iterdir(): print(each.name, f'{each.stat().st_mode & 0o777:o}')\n"
     )
     done = subprocess.run(
@@ -105,14 +105,14 @@ def test_a_new_database_and_its_logs_are_private(tmp_path: Path, umask: int) -> 
 
 def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
     file = tmp_path / "shared.sqlite"
-    sqlite.connect(file).close()
+    sql.connect(file).close()
     file.chmod(0o640)  # its owner's choice
-    sqlite.connect(file).close()
+    sql.connect(file).close()
     assert stat.S_IMODE(file.stat().st_mode) == 0o640
 
 
 def test_a_folder_in_which_others_could_exchange_the_file_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o757)
     with pytest.raises(ConfigError, match="Others may write"):
-        sqlite.connect(tmp_path / "numbers.sqlite")
+        sql.connect(tmp_path / "numbers.sqlite")
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ from paceline.bootstrap import open_web
 from paceline.errors import ConfigError, WebError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.search import SearxngSearch
+from paceline.rag.web import SearxngSearch
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import describe, resolve
 

@@ -14,8 +14,7 @@ import numpy as np
 from paceline.core.aggregation.aggregators import AggregatorName, OwnDist, make_aggregator
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.wire.codec import encode
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import encode, encode_head
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, EncodedNodes, pack_nodes
 

@@ -23,7 +23,7 @@ from lab.baselines.lookup import (
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
+from paceline.core.drafting.ngram_drafter import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.strategies.base import Machine, MachineConfig

@@ -26,8 +26,7 @@ from lab.baselines.lookup import FixedBudget
 from lab.configs import a_config
 from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch
-from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.drafting.ngram_drafter import DraftTree, NgramDrafter
 from paceline.core.sampling.sampler import SampledRow, SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest
 from paceline.engine.loader import load_model

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from paceline.commands.main import main
 from paceline.core.addresses import Address
-from paceline.rag.web.fetch import PageFetcher
+from paceline.rag.web import PageFetcher
 from paceline.runtime.workflows import driver, run, web
 from paceline.workflow import agents
 from paceline.workflow.agents import MAX_STATEMENTS, AgentTask, most_statements

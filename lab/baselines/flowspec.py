@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, Protocol, cast
 
-from paceline.core.drafting.tree_search import Candidates
+from paceline.core.drafting.ngram_drafter import Candidates
 from paceline.strategies.base import Effect, MachineConfig, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter

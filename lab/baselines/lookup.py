@@ -10,10 +10,15 @@ from typing import Final, Literal, TypeVar
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import AdaptiveBudget, BudgetStats
-from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable
-from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter, TokenProbs
-from paceline.core.drafting.suffix_automaton import SuffixAutomaton
-from paceline.core.drafting.tree_search import DraftSource, DraftTree, grow_tree
+from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, SuffixAutomaton
+from paceline.core.drafting.ngram_drafter import (
+    DrafterStats,
+    DraftSource,
+    DraftTree,
+    NgramDrafter,
+    TokenProbs,
+    grow_tree,
+)
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.base import FinishReason

@@ -27,7 +27,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from paceline import __version__, models
-from paceline.commands.groups import Found, NodeChecks, Status
+from paceline.commands.options import Found, NodeChecks, Status
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
@@ -452,8 +452,7 @@ def disk(directory: Path) -> Found:
 
 def embedder() -> Found:
     """Load and run the embedder, which checks the weights' sha256."""
-    from paceline.rag.embedder import DEFAULT, load_embedder
-    from paceline.rag.quantised import kernel
+    from paceline.rag.embedder import DEFAULT, kernel, load_embedder
 
     chosen = load_embedder(DEFAULT)
     (vector,) = chosen.embed(["a bicycle race"])

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.commands import docs, doctor, models, policy, tables
-from paceline.commands.groups import ProgramContext
+from paceline.commands import docs, doctor, models, tables
+from paceline.commands.options import ProgramContext
 from paceline.core.printable import printable_lines
 from paceline.errors import PacelineError
 
@@ -55,7 +55,7 @@ def build(programs: tuple[EntryPoint, ...] | None = None) -> typer.Typer:
             register(app)
     if missing:
         _print_error(f"the commands of {' and '.join(missing)} are missing here: install paceline again")
-    for builtin in (docs, policy, models, tables, doctor):
+    for builtin in (docs, models, tables, doctor):
         builtin.register(app)
     return app
 

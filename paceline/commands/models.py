@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.groups import group_of
-from paceline.commands.options import Json, write_json
+from paceline.commands.options import Json, group_of, write_json
 from paceline.core.printable import printable
 from paceline.errors import ConfigError
 
@@ -185,7 +184,7 @@ def _cached() -> list[ListedModel]:
 
 
 def _stored() -> list[ListedModel]:
-    from paceline.hub.stores import stored_models
+    from paceline.hub.cache import stored_models
 
     return [
         ListedModel(each.name, f"{each.store}, GGUF", "chat", each.size, None, None, directory=str(each.path))

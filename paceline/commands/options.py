@@ -6,7 +6,8 @@
 
 Every option is optional for the parser: a missing value comes from the environment, the file or the default. `--help`
 shows those that are no part of a table of the file; a flag for one of these is answered with where it stands. Options
-that several commands share are fields of a dataclass, see `spread`.
+that several commands share are fields of a dataclass, see `spread`. Groups of subcommands and checks of `doctor` are
+here, too: several programs add to them, and none imports another.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from operator import or_
 from pathlib import Path
 from types import UnionType
@@ -34,6 +35,50 @@ from paceline.settings_sources import Origins, describe, field_default, paths, r
 if TYPE_CHECKING:
     from paceline.postgres import Postgres
 
+
+# ok: as it should be. warn: works, with the drawback that the sentence names. fail: something will not work, and the
+# sentence says what to do.
+# ---- groups of subcommands, and checks of `doctor` ------------------------------------------------------------------
+Status = Literal["ok", "warn", "fail"]
+Found = tuple[Status, str]
+NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
+"""By name: a check of the settings of one side; None for settings that it is not about."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramContext:
+    checks: NodeChecks = field(default_factory=dict)
+
+
+def doctor_checks(app: typer.Typer) -> NodeChecks:
+    """Checks of `paceline doctor` besides its own. An app without that command, of one program alone, keeps them for
+    nobody."""
+    added = (app.info.context_settings or {}).get("obj", ProgramContext())
+    assert isinstance(added, ProgramContext), "nothing else is the object of the root's context"
+    return added.checks
+
+
+def group_of(app: typer.Typer, name: str, help: str, example: str) -> typer.Typer:
+    """The group of this name, made now if another program has not made it."""
+    for known in app.registered_groups:
+        if known.name == name and known.typer_instance is not None:
+            return known.typer_instance
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=help, epilog=f"Example: {example}")
+    group.callback()(lambda: None)  # a group of one command is a group
+    app.add_typer(group, name=name)
+    return group
+
+
+def devices_group(app: typer.Typer) -> typer.Typer:
+    """The group `paceline devices`: a server's devices, and at a device what its cloud has asked."""
+    told = (
+        "At a server: add, list and revoke the devices that may link to it. At a device: show what the cloud's clients "
+        "have asked it."
+    )
+    return group_of(app, "devices", told, "paceline devices add phone")
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
 Settings = TypeVar("Settings", bound=ProgramSettings)
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
 Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from paceline.commands.groups import group_of
-from paceline.commands.options import Json, Where, settings_of, spread, write_json
+from paceline.commands.options import Json, Where, group_of, settings_of, spread, write_json
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:

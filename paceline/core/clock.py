@@ -305,7 +305,7 @@ _INFORMATION: Final = 20.0  # weight of the first slope, as Fisher information
 
 @dataclass(slots=True)
 class AcceptanceByRank:
-    """P(the target is the draft of rank r | class), r from 0. By default a class is a `tree_search.margin_class`.
+    """P(the target is the draft of rank r | class), r from 0. By default a class is a `ngram_drafter.margin_class`.
 
     Slowly decaying weights, since the character of a text changes, beside a prior that stays: each rank after the first
     is half as likely as the one before; the remainder is none.

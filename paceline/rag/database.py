@@ -23,8 +23,7 @@ from paceline import sql
 from paceline.core.side import Side
 from paceline.errors import ConfigError, StorageError
 from paceline.sealing import PLAIN, Seal, StoreKey
-from paceline.sql import Cursor, Home
-from paceline.sqlite import place_in
+from paceline.sql import Cursor, Home, place_in
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet

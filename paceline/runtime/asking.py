@@ -27,8 +27,7 @@ from paceline.errors import PacelineError
 from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
-from paceline.sql import SqlConnection
-from paceline.sqlite import OwnRows, SqliteFile
+from paceline.sql import OwnRows, SqlConnection, SqliteFile
 from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")

@@ -46,8 +46,7 @@ from paceline.rag.prompt import query_of
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments
 from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Generation, GenerationResult
-from paceline.sql import Home
-from paceline.sqlite import OwnRows, SqliteFile, place_in
+from paceline.sql import Home, OwnRows, SqliteFile, place_in
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
 

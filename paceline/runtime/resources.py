@@ -17,8 +17,7 @@ from typing import Final, cast
 import msgspec
 
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.suffix_automaton import MEMORY_TOKENS, TextMemory, remembered
+from paceline.core.drafting.lookup_table import MEMORY_TOKENS, LookupTable, TextMemory, remembered
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
 from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler

@@ -7,7 +7,8 @@ solo            one side, one token a forward (`autoregressive`); what strategie
 drafting        drafts of what one side writes, from tables and from a draft model, and machines that wait for them
 lookup_tree     one side, verifying a draft tree in one forward (DIAA)
 pipeline        one side, whose draft tree flows through an engine of several stages (FlowSpec)
-joint           both sides; what their machines do at each event, whatever they decide by and draft
+joint           both sides; what their machines do at each event, whatever they decide by and draft, and when an answer
+                goes on without its peer
 draft_verify    the device drafts, the cloud's model verifies (GELATO)
 aggregate       both sides, mixing their distributions token by token (DRAGON)
 proof           the tokens that an answer owes after those that are known, computed again

@@ -20,8 +20,7 @@ from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
 from paceline.core.clock import PeerRecord
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.suffix_automaton import TextMemory
+from paceline.core.drafting.lookup_table import LookupTable, TextMemory
 from paceline.core.energy import NOT_KNOWN, Spent
 from paceline.core.offloading import EnergyQueue
 from paceline.core.policy import PRIVACY_LEVELS as PRIVACY_LEVELS

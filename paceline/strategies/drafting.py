@@ -15,11 +15,12 @@ from typing import Final, NamedTuple
 
 from paceline.core.clock import MAX_RANKS
 from paceline.core.drafting.budget import DraftModelStats, OnlineStats
-from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
-from paceline.core.drafting.tree_search import (
+from paceline.core.drafting.ngram_drafter import (
     NO_DRAFT,
     Candidates,
+    Context,
     DraftTree,
+    NgramDrafter,
     grow_tree,
     model_margin_class,
 )

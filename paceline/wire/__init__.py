@@ -2,9 +2,8 @@
 
 messages         every message with the limits of its fields, and options of strategies
 verify_messages  those of `draft_verify`
-codec            messages to MessagePack frames and back, with validation
+codec            messages to MessagePack frames and back, with validation; distributions in 16 or 64 bits a probability
 payloads         what they carry in binary fields
-dist_codec       truncated distributions in 16 or 64 bits a probability
 link             the state machine of one end of a link
 identity         who the two ends are
 effects          what the link's machine asks its driver to do

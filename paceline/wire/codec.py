@@ -1,4 +1,5 @@
-"""Messages to bytes and back, with a limit on every size. Knows neither sockets nor the order of messages.
+"""Messages to bytes and back, with a limit on every size, and the heads of distributions that they carry. Knows neither
+sockets nor the order of messages.
 
 A decoded message has been checked on its own: types and ranges (messages.py), finite floats, consistency between
 fields, token ids within the vocabulary. Machines may rely on that. `OpenSession.options` is decoded by
@@ -15,12 +16,15 @@ from operator import or_
 from typing import Any, TypeVar, cast
 
 import msgspec
+import numpy as np
 
+from paceline.core.sampling.dist import ONE, SLACK, Dist, IdArray, check, from_codes, quantized_codes
 from paceline.core.sampling.sampler import Constraint, SamplingParams, Thinking, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages, payloads
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import Frame, Message, Options, SentPart, SessionMessage
+from paceline.wire.messages import DistPayload, Frame, Message, Options, SentPart, SessionMessage
+from paceline.wire.payloads import from_varints, to_varints
 
 P = TypeVar("P", bound=SentPart)
 F = TypeVar("F", bound=Frame)
@@ -211,6 +215,57 @@ def _with_field_names(what: str, names: tuple[str, ...]) -> str:
 
 def _tag(message: Frame) -> str:
     return str(message.__struct_config__.tag)
+
+
+# ---- heads of distributions in few bytes -----------------------------------------------------------------------------
+# Decoded bit for bit as the sender has them: ids, and probabilities of the full distribution, not renormalised; the
+# tail mass is 1 less their sum and is not sent. With 16 bits a probability, what is decoded equals
+# `core.sampling.dist.quantize`; a precise one is float64, unchanged.
+_CODE_BYTES, _PRECISE_BYTES = 2, 8
+
+
+def encode_head(dist: Dist, precise: bool) -> DistPayload:
+    """Encode; `precise`: in float64. Raises ValueError for an invalid one.
+
+    With 16 bits, ids less likely than 2**-31 are dropped; the heads that aggregators make have none.
+    """
+    if precise:
+        check(dist.probs)
+        ids, probs = dist.ids, np.minimum(dist.probs, 1.0).astype("<f8").tobytes()
+    else:
+        ids, codes = quantized_codes(dist, 1.0, None)
+        probs = codes.astype("<u2").tobytes()
+    steps = np.diff(ids.astype(np.int64), prepend=-1) - 1
+    return DistPayload(to_varints(steps.astype(np.uint64)), probs)
+
+
+def decode_head(payload: DistPayload, vocab_size: int | None = None) -> Dist:
+    """Decode. Raises RemoteProtocolError for anything `encode_head` cannot have written for that vocabulary size."""
+    count = int(np.count_nonzero(np.frombuffer(payload.ids, dtype=np.uint8) < 128))
+    if count and len(payload.probs) == _PRECISE_BYTES * count:
+        probs = np.frombuffer(payload.probs, dtype="<f8").astype(np.float64)
+        if not (probs.min() >= 0.0 and probs.max() <= 1.0 and float(probs.sum()) <= 1.0 + SLACK):  # also refuses NaN
+            raise _bad("what should be a distribution is none")
+        return Dist(_ids(payload.ids, count, vocab_size), probs, max(0.0, 1.0 - float(probs.sum())))
+    if len(payload.probs) % _CODE_BYTES:
+        raise _bad("probabilities end within a number")
+    codes = np.frombuffer(payload.probs, dtype="<u2").astype(np.uint16)
+    if len(codes) and codes.max() > ONE:
+        raise _bad("a probability is above 1")
+    dist = from_codes(_ids(payload.ids, len(codes), vocab_size), codes)
+    if dist.tail < 0:
+        raise _bad(f"a distribution has mass {1 - dist.tail}")
+    return dist
+
+
+def _ids(data: bytes, count: int, vocab_size: int | None) -> IdArray:
+    steps = from_varints(data)
+    if len(steps) != count:
+        raise _bad(f"a distribution has {len(steps)} ids and {count} probabilities")
+    ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps, each below 2**35: no overflow
+    if len(ids) and ids[-1] >= (2**31 if vocab_size is None else vocab_size):
+        raise _bad("a distribution has a token id outside the vocabulary")
+    return ids.astype(np.int32)
 
 
 def _bad(what: str) -> RemoteProtocolError:

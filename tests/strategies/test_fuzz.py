@@ -43,8 +43,7 @@ from paceline.strategies.base import (
     TimerFired,
 )
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.codec import decode, encode
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import decode, encode, encode_head
 from paceline.wire.messages import (
     AggregateOptions,
     DetailRequest,

@@ -12,9 +12,8 @@ import pytest
 from lab.configs import changed
 from lab.simulation import Simulation
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.lookup_table import LookupTable
+from paceline.core.drafting.lookup_table import LookupTable, TextMemory
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.drafting.suffix_automaton import TextMemory
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.lookup_tables.store import TableStore, read_table

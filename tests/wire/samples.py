@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.sampling.dist import Dist
-from paceline.wire.codec import encode_options, encode_part
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import encode_head, encode_options, encode_part
 from paceline.wire.messages import (
     KEY_BYTES,
     NONCE_BYTES,

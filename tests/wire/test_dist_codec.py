@@ -9,7 +9,7 @@ from paceline.core.sampling.dist import ONE, Dist, quantize
 from paceline.errors import RemoteProtocolError
 from paceline.wire import payloads
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode_head, encode_head
 from paceline.wire.messages import DistPayload
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.sampling.dist import Dist, quantize
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode_head, encode_head
 from paceline.wire.messages import DistPayload
 from paceline.wire.payloads import FOLLOWS, MAX_NODES, YOURS, BitWriter, EncodedNodes, pack_nodes, unpack_nodes
 

@@ -30,8 +30,7 @@ from paceline import sql
 from paceline.core.fair import fair_share
 from paceline.errors import ConfigError, StorageError
 from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
-from paceline.sql import Home, SqlConnection, StorePlace
-from paceline.sqlite import SqliteFile, place_in
+from paceline.sql import Home, SqlConnection, SqliteFile, StorePlace, place_in
 from paceline.system import lock
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The three aggregators: from both sides' distributions after one prefix to the target (DRAGON).
 
 An aggregator determines what a side sends of its distribution (`to_wire`), when that suffices and which token follows
-(`decide`), and what to draft (`draft_tokens`); `wire.dist_codec` and `wire.payloads` encode what is sent.
+(`decide`), and what to draft (`draft_tokens`); `wire.codec` and `wire.payloads` encode what is sent.
 """
 
 from __future__ import annotations

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.clock import AcceptanceByRank, MovingAverage, Ratio, StepClock, row_class
-from paceline.core.drafting.ngram_drafter import DrafterStats
-from paceline.core.drafting.tree_search import beside_choice_rates, best_budget, model_rates
+from paceline.core.drafting.ngram_drafter import DrafterStats, beside_choice_rates, best_budget, model_rates
 from paceline.core.offloading import OffloadStats
 
 # Whether drafting pays on one engine, by whole steps of all requests that share it.

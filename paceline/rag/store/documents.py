@@ -26,7 +26,7 @@ from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_docume
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
-from paceline.rag.index.hybrid import HybridIndex, selected_rows, stamp_of
+from paceline.rag.index import HybridIndex, selected_rows, stamp_of
 from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
 from paceline.rag.parsing.parsed import Parsed, parsed_text
 from paceline.rag.parsing.process import ParserPool

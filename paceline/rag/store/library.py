@@ -24,7 +24,7 @@ from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
-from paceline.rag.index.bm25 import rank_fusion
+from paceline.rag.index import rank_fusion
 from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import Around, ParserBudget, ParserPool
 from paceline.rag.prompt import passages_text

@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 import msgspec
 
-from paceline.core.drafting.suffix_automaton import TextMemory
+from paceline.core.drafting.lookup_table import TextMemory
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.base import ModelInfo
 from paceline.runtime.service import AnswerRecord, Citation, GenerateRequest, Handoff, ReadPassage

@@ -18,8 +18,18 @@ from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
-from paceline.rag.web.fetch import DEFAULTS, PageFetcher, WebPage, read_page, shown
-from paceline.rag.web.search import MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebResult, checked_query
+from paceline.rag.web import (
+    DEFAULTS,
+    MAX_SNIPPET,
+    MAX_TITLE,
+    PageFetcher,
+    SearxngSearch,
+    WebPage,
+    WebResult,
+    checked_query,
+    read_page,
+    shown,
+)
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud

@@ -27,7 +27,7 @@ from paceline.strategies.base import ClosePeer, Effect, MachineConfig
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.joint import BROKEN_FORM, JointAnswer
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode_head, encode_head
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, NAMED, RECEIVERS, SENDERS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 

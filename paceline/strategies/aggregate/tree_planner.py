@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.core.aggregation.aggregators import Aggregator
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.tree_search import beside_choice, margin_class
+from paceline.core.drafting.ngram_drafter import beside_choice, margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import best_margin
 from paceline.core.side import Side, other

@@ -17,8 +17,7 @@ from typing import Final, Protocol
 from paceline.core.aggregation.aggregators import OwnDist, PeerDist
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
-from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.drafting.ngram_drafter import Context, DraftTree, NgramDrafter
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Branch, MachineConfig
 
@@ -30,7 +29,7 @@ LEAST_SCORE: Final = 1e-12  # one below is one that a drafter has rounded to not
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
     """Drafts of one side after a prefix, best first, and the class of the first one's margin
-    (`core.drafting.tree_search`).
+    (`core.drafting.ngram_drafter`).
     """
 
     tokens: tuple[int, ...]

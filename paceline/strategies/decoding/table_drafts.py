@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 from paceline.core.batching.segment import StepSize
 from paceline.core.drafting.budget import AdaptiveBudget, OnlineStats, OtherDrafts
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
-from paceline.core.drafting.ngram_drafter import Context, NgramDrafter
-from paceline.core.drafting.tree_search import Candidates, DraftTree, grow_tree
+from paceline.core.drafting.ngram_drafter import Candidates, Context, DraftTree, NgramDrafter, grow_tree
 from paceline.strategies.base import Branch, Effect, MachineConfig, WakeAt
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import (

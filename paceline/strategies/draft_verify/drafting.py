@@ -13,9 +13,8 @@ from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixNode, PrefixTree
-from paceline.strategies.draft_verify.options import options_of
 from paceline.strategies.draft_verify.pace import Pace
-from paceline.strategies.draft_verify.verifiers import Draft, verifier_of
+from paceline.strategies.draft_verify.verifiers import Draft, options_of, verifier_of
 from paceline.wire.payloads import encode_places
 from paceline.wire.verify_messages import MAX_CHAIN
 

@@ -25,10 +25,9 @@ from paceline.strategies.base import Branch, Effect, Emit, MachineConfig, Sample
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.decoding.table_drafts import LEARN_DELAY_S, Guess, TableDrafts
-from paceline.strategies.draft_verify.options import options_of
-from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, verifier_of
+from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, options_of, verifier_of
 from paceline.strategies.joint import LANES, Joint, JointAnswer
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import encode_head
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
 from paceline.wire.verify_messages import DraftChain, Rejected
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.api.http.errors import failure_of
 from paceline.errors import StorageError
-from paceline.sqlite import connect, speaking
+from paceline.sql import connect, speaking
 
 
 def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

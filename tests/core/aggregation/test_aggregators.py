@@ -24,7 +24,7 @@ from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, quantize
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import SIDES, Side, other
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode_head, encode_head
 from tests.core.chi_square import assert_drawn_from
 from tests.core.dists import from_logits
 

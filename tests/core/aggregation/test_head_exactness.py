@@ -10,7 +10,7 @@ from paceline.core.aggregation.exactness import settled_token
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, gumbel
 from paceline.core.sampling.sampler import HEAD_BY_PROB, RowHead, SamplingParams, filter_top, row_head, sample
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode_head, encode_head
 from tests.core.dists import from_logits
 from tests.depth import DEPTH
 

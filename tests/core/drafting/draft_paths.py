@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.core.drafting.tree_search import DraftTree
+from paceline.core.drafting.ngram_drafter import DraftTree
 
 
 def text(drafted: DraftTree, node: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.clock import MAX_RANKS, AcceptanceByRank
-from paceline.core.drafting.tree_search import margin_class
+from paceline.core.drafting.ngram_drafter import margin_class
 
 CLASSES = range(margin_class(math.inf) + 1)
 

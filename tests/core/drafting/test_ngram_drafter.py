@@ -11,8 +11,7 @@ import pytest
 
 from lab.baselines.lookup import AS_PUBLISHED, DrafterOptions, VariedDrafter
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
-from paceline.core.drafting.ngram_drafter import DrafterStats, NgramDrafter
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
+from paceline.core.drafting.ngram_drafter import NO_DRAFT, DrafterStats, DraftTree, NgramDrafter
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams, sample
 from tests.core.dists import from_logits

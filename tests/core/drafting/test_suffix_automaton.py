@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.drafting.suffix_automaton import NOTHING, SuffixAutomaton
+from paceline.core.drafting.lookup_table import NOTHING, SuffixAutomaton
 
 TEXT = st.integers(1, 3).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=30))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.drafting.tree_search import NO_DRAFT, best_budget, grow_tree
+from paceline.core.drafting.ngram_drafter import NO_DRAFT, best_budget, grow_tree
 from tests.core.drafting.draft_paths import text
 
 Path = tuple[int, ...]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.rag.index.hybrid import VectorIndex
+from paceline.rag.index import VectorIndex
 
 DIMENSIONS = 4
 

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import logging
 logging.basicConfig(level="INFO")
-from paceline.rag.index.bm25 import BM25Index
+from paceline.rag.index import BM25Index
 assert BM25Index([1, 2], ["a red boat", "the key"]).search("boat", 1)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.index.hybrid import HybridIndex
+from paceline.rag.index import HybridIndex
 from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, FilesProgress, Vectors, Zone
 from paceline.rag.rows import packed
 from paceline.rag.store.documents import DocumentStore

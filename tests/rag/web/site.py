@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from paceline.core.addresses import Address
-from paceline.rag.web.fetch import DEFAULTS, FetchLimits, PageFetcher
+from paceline.rag.web import DEFAULTS, FetchLimits, PageFetcher
 
 usual_tls = functools.cache(httpx.create_ssl_context)  # reading the authorities takes longer than most tests
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.core.addresses import Address, parsed_address
 from paceline.errors import WebError
-from paceline.rag.web.fetch import MAX_URL, is_public, shown, target_of
+from paceline.rag.web import MAX_URL, is_public, shown, target_of
 
 NOT_PUBLIC = (
     "0.0.0.0", "10.1.2.3", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254", "168.63.129.16",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import WebError
-from paceline.rag.web.fetch import FetchLimits, PageFetcher, SystemResolver
+from paceline.rag.web import FetchLimits, PageFetcher, SystemResolver
 from tests.rag.web.site import PRIVATE, PUBLIC, Names, Site, certificate, fetcher, leading_to, reply, serving, usual_tls
 from tests.reliability.test_r26_urls import HOSTS
 

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from paceline.errors import WebError
-from paceline.rag.web.fetch import FetchLimits
+from paceline.rag.web import FetchLimits
 from tests.rag.web.site import Names, Site, fetcher, leading_to, reply
 
 pytestmark = pytest.mark.anyio

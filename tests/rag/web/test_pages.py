@@ -9,7 +9,7 @@ import pytest
 from paceline.errors import WebError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.process import ParserPool
-from paceline.rag.web.fetch import WebPage, read_page
+from paceline.rag.web import WebPage, read_page
 from tests.rag.parsing.made import pdf, shown
 from tests.rag.web.site import Site, fetcher, reply
 

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError, WebError
 from paceline.rag.prompt import MAX_QUERY
-from paceline.rag.web.search import (
+from paceline.rag.web import (
     MAX_ANSWER_BYTES,
     MAX_SNIPPET,
     MAX_TITLE,

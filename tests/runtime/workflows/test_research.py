@@ -12,8 +12,7 @@ import pytest
 from paceline.core.side import Side
 from paceline.errors import PacelineError, RequestError, WebError
 from paceline.rag.chunk import Chunk
-from paceline.rag.web.fetch import WebPage
-from paceline.rag.web.search import WebResult
+from paceline.rag.web import WebPage, WebResult
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver

@@ -18,8 +18,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.web.fetch import FetchLimits
-from paceline.rag.web.search import SearxngSearch
+from paceline.rag.web import FetchLimits, SearxngSearch
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.workflows.run import Tools

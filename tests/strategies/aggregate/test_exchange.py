@@ -16,8 +16,7 @@ from paceline.core.side import SIDES, Side, other
 from paceline.strategies.aggregate.state import CHOICE_BYTES, CREDIT, MAX_PEER_PROBS, DraftExchange
 from paceline.strategies.aggregate.tree_planner import LEAST_USE
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
-from paceline.wire.codec import decode, encode
-from paceline.wire.dist_codec import decode_head, encode_head
+from paceline.wire.codec import decode, decode_head, encode, encode_head
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import VOCAB, point

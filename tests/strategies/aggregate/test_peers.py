@@ -18,7 +18,7 @@ from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, Branch, Event, Received, Retrieved, Side, Started
 from paceline.strategies.joint import MAX_EARLY, MAX_EARLY_BYTES
 from paceline.strategies.registry import STRATEGIES
-from paceline.wire.dist_codec import encode_head
+from paceline.wire.codec import encode_head
 from paceline.wire.messages import (
     TOKEN_BYTES,
     DetailRequest,

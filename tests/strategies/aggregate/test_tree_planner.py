@@ -13,7 +13,7 @@ from lab.configs import a_config
 from paceline.core.aggregation.aggregators import OwnDist, make_aggregator
 from paceline.core.clock import AcceptanceByRank
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.tree_search import margin_class
+from paceline.core.drafting.ngram_drafter import margin_class
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner

@@ -7,7 +7,7 @@ import pytest
 from paceline.core.clock import AGAIN_S, FIRST_S, LONGEST_FIRST_S, PACES, SILENCE_S, STALL_S, PeerRecord
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import SIDES, ClosePeer, OpenPeer, PassOver, Side, Started
-from paceline.strategies.decoding.peer_watch import LISTEN_S
+from paceline.strategies.joint import LISTEN_S
 from tests.strategies.cases import (
     TOKEN_BY_TOKEN,
     Hand,

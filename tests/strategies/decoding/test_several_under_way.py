@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lab.baselines.flowspec import LayeredTree
 from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
-from paceline.core.drafting.tree_search import NO_DRAFT, DraftTree
+from paceline.core.drafting.ngram_drafter import NO_DRAFT, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.sequence_table import SequenceTable

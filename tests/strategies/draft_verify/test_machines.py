@@ -25,7 +25,7 @@ from paceline.strategies.base import (
     Send,
     Started,
 )
-from paceline.strategies.draft_verify.drafter import Drafter
+from paceline.strategies.draft_verify.machine import Drafter
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, TargetWriter
 from paceline.wire.messages import Targets
 from paceline.wire.payloads import encode_places, encode_prob

@@ -16,8 +16,15 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.verification import VerifierName
 from paceline.errors import RequestError
 from paceline.strategies.base import Finish, Received, RoutingContext, Side, Wish
-from paceline.strategies.draft_verify.options import check, options_of
-from paceline.strategies.draft_verify.verifiers import Agreement, Rejection, Truncation, Verifier, verifier_of
+from paceline.strategies.draft_verify.verifiers import (
+    Agreement,
+    Rejection,
+    Truncation,
+    Verifier,
+    check,
+    options_of,
+    verifier_of,
+)
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import encode
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets

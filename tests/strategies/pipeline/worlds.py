@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from lab.configs import changed
 from lab.simulation import Simulation, StageTimes
-from paceline.core.drafting.tree_search import Candidates, DraftTree
+from paceline.core.drafting.ngram_drafter import Candidates, DraftTree
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
