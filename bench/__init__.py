@@ -8,6 +8,7 @@
 - `engine`: milliseconds per forward (`gpu_step`: its part on a GPU). `constraints`: validity of answers.
 - `notes`: what the demonstration reads in notes written by hand (`questions/notes.json`).
 - `answers`: right answers of one side, of both by several ways, and of one context; real models as well.
+- `reading`: several passages in one context, with stored KV reused.
 - `handoff`: what a small model may answer alone.
 - `leakage`: what a curious cloud learns of a device's documents beyond the answers.
 - `perplexity`: perplexity of text given documents. `streams`, `surface`: throughput and CPU of the HTTP server.

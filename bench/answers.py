@@ -219,7 +219,7 @@ def prompted(
         max_prompt=model.engine.info.max_positions // 2,
         found=own,
         others=others[0] if others else (),
-        together=not (way.apart or model.tokenizer.one_document),
+        reading="apart" if way.apart or model.tokenizer.one_document else "together",
         judge=JUDGE if judged and is_judged(model.engine.info, model.tokenizer) else None,
     )
     joint = len(way.reads) > 1 and side == "device"  # as in a request

@@ -156,7 +156,9 @@ def answer(pair: Pair, stores: Mapping[Side, DocumentStore], question: str) -> s
 def prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
     model, messages = pair.models[side], [{"role": "user", "content": question}]
     room, together = model.engine.info.max_positions // 2, not model.tokenizer.one_document
-    prompts = prompts_of(messages, store, model.tokenizer, k=PASSAGES, max_prompt=room, together=together)
+    prompts = prompts_of(
+        messages, store, model.tokenizer, k=PASSAGES, max_prompt=room, reading="together" if together else "apart"
+    )
     return prompts.without_relevance() if side == "device" else prompts
 
 

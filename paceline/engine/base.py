@@ -259,6 +259,15 @@ class AsyncEngine(SequenceEngine, BatchRunner, Protocol):
     """
 
 
+@runtime_checkable
+class Rotates(Protocol):
+    """An engine whose exported keys can be turned to other positions."""
+
+    @property
+    def frequencies(self) -> Sequence[float]:
+        """Of the rotary embedding of every layer, as in `core.batching.block_manager.turned`; empty: they cannot."""
+
+
 class TextModel(Protocol):
     """Tokenizer with its chat template, as the rest of the program uses it."""
 

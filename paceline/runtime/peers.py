@@ -23,7 +23,7 @@ from paceline.runtime.resources import LONG_ANSWER, Background, Resources
 from paceline.runtime.service import GenerateRequest, Load
 from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text
+from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text, with_reused
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
 from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
@@ -318,7 +318,9 @@ class Peers:
         unanswered = resources.side == "cloud" and prompts.unanswered
         found = RetrievedPassages(0, _found(resources.side, prompts.passages), unanswered)
         max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
-        session.retrieved(prompts.branches, max_new_tokens, found, prompts.prefixes, claim=share.rows, salt=salt)
+        if prompts.reuses and salt is not None:
+            salt = f"reused {salt}"
+        session.retrieved(prompts, max_new_tokens, found, claim=share.rows, salt=salt)
 
 
 def _query(resources: Resources, opening: OpenSession, options: Options) -> str | None:
@@ -349,10 +351,10 @@ async def _prompts(
         kv=resources.prefiller,
         temperature=temperature,
         template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
-        together=resources.reads_together(options.reading),
+        reading=resources.reading(options.reading),
         judge=resources.judge if options.judged and query is None else None,
     )
-    return await resources.work.search(work, f"peer:{peer}")
+    return await with_reused(await resources.work.search(work, f"peer:{peer}"), resources.prefiller)
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

@@ -204,7 +204,8 @@ class Preparation:
         if not share.drafts:
             options = without_drafts(options)
         complete = not choice.missing and peer_passages is not None
-        salt = " ".join(filter(None, (str(begun.removals), request.account.owner, request.account.guest_key)))
+        removals = f"{'reused ' * prompts.reuses}{begun.removals}"  # rows that were reused are no other answer's
+        salt = " ".join(filter(None, (removals, request.account.owner, request.account.guest_key)))
         return PreparedRequest(
             request=request,
             side=side,

@@ -230,7 +230,7 @@ class Prover:
             found=passages,
             temperature=self._peers.scales.temperature,
             template=request.prompt.template,
-            together=resources.reads_together(again.options.reading),
+            reading=resources.reading(again.options.reading),
         )
         prompts = await resources.work.search(work, request.account.owner)
         unlike = self._peers.scales.difference(self._peers.peer_for(request)[0])

@@ -25,7 +25,7 @@ from paceline.runtime.resources import Resources
 from paceline.runtime.service import Explanation, GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.prompts import PromptSet, prompts_of, raw_prompt, too_long
+from paceline.runtime.sessions.prompts import PromptSet, prompts_of, raw_prompt, too_long, with_reused
 from paceline.runtime.sessions.remote import passages_for
 from paceline.runtime.sessions.routing import (
     JOINT,
@@ -243,10 +243,10 @@ class Reading:
             others=peer_passages,
             temperature=self._peers.scales.temperature,
             template=request.prompt.template,
-            together=resources.reads_together(str(request.strategy.options.get("reading", ""))),
+            reading=resources.reading(str(request.strategy.options.get("reading", ""))),
             judge=resources.judge if request.strategy.options.get("judged") and query is None else None,
         )
-        prompts = await resources.work.search(work, request.account.owner)
+        prompts = await with_reused(await resources.work.search(work, request.account.owner), resources.prefiller)
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
         return prompts

@@ -51,7 +51,7 @@ from paceline.strategies.base import (
     Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
-from paceline.wire.messages import Options
+from paceline.wire.messages import READINGS, Options, Reading
 
 THREADS: Final = 4
 
@@ -262,9 +262,10 @@ class Resources:
             return table
         return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
 
-    def reads_together(self, reading: str) -> bool:
-        """True if several passages are to stand in one context. reading: as in `Options`."""
-        return not self.tokenizer.one_document if not reading else reading == "together"
+    def reading(self, asked: str) -> Reading:
+        """How several passages are read. asked: as in `Options`."""
+        by_model: Reading = "apart" if self.tokenizer.one_document else "together"
+        return next((each for each in READINGS if each == asked), by_model)
 
     def readable(
         self, owner: str, *, peer: bool = False, level: Privacy | None = None

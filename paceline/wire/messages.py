@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self, get_args
 
 import msgspec
 
@@ -545,14 +545,20 @@ class DraftLimits(SentPart, frozen=True):
     whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
 
 
+# Of several passages: each in a context of its own, which are mixed; all in one; or all in one, with stored KV that was
+# computed for each alone, which is approximate.
+Reading = Literal["apart", "together", "reused"]
+READINGS: Final[tuple[Reading, ...]] = get_args(Reading)
+
+
 class Options(SentPart, frozen=True):
     """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
     this."""
 
     rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
     drafting: DraftLimits = DraftLimits()
-    # How a side reads its passages: each in a context of its own, which are mixed, or all in one. Empty: by its model.
-    reading: Literal["", "apart", "together"] = ""
+    # How a side reads its passages. Empty: by its model.
+    reading: Reading | Literal[""] = ""
     # Passages are read only where the reader finds an answer in one of a side's, see `runtime.questions`.
     judged: bool = False
 

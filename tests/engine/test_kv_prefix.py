@@ -10,14 +10,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks, as_floats, turned
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Engine
+from paceline.engine.base import Engine, Rotates
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.engine.stage import load_stage
 from paceline.errors import EngineError
 from tests.core.dists import total_variation
+from tests.engine.checkpoints import ARCHITECTURES, save
 from tests.engine.conftest import DEVICE, HERE
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
@@ -97,6 +98,44 @@ def test_bfloat16_rows_come_back_bit_for_bit(checkpoint: Callable[[str], Path]) 
         engine.import_kv(seq, rows)
         again = engine.export_kv(seq, PROMPT)
     assert np.array_equal(rows.keys, again.keys) and np.array_equal(rows.values, again.values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_of_a_model_of_one_layer_turned_rows_are_those_that_are_computed_there(tmp_path: Path, dtype: str) -> None:
+    """Its keys and values depend on a token and its position alone, so that nothing is approximate."""
+    config = ARCHITECTURES["llama"]()
+    config.num_hidden_layers = 1
+    options = EngineOptions(backend="paged", dtype=dtype, device=str(DEVICE), kv_rows=256)
+    engine = load_engine(save(config, tmp_path), options, name="llama")
+    assert isinstance(engine, Rotates) and engine.frequencies
+    rows = exported(engine)
+    joined = rows.followed_by(rows, 4, engine.frequencies).followed_by(rows, 1, engine.frequencies)
+    tokens = [*PROMPT, *PROMPT[4:], *PROMPT[1:]]
+    assert joined.tokens == tuple(tokens)
+    with sequences(engine, 2) as (seq, plain):
+        engine.import_kv(seq, joined)
+        found = extend(engine, seq, [3, 4])
+        extend(engine, plain, tokens)
+        fresh = as_floats(engine.export_kv(plain, tokens).keys, dtype)
+    assert np.abs(as_floats(joined.keys, dtype) - fresh).max() <= (1e-4 if dtype == "float32" else 0.02) * fresh.max()
+    expected = scratch(engine, [*tokens, 3, 4])[-2:]
+    assert max(map(total_variation, found, expected)) <= (1e-4 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "turns"), [("qwen2windowed", True), ("phi3", True), ("gemma3", False), ("gpt2", False)]
+)
+def test_keys_are_turned_where_one_embedding_turns_them_all(
+    architecture: str, turns: bool, load: Callable[[str], Engine]
+) -> None:
+    engine = load(f"paged-{architecture}")
+    assert isinstance(engine, Rotates) and bool(engine.frequencies) == turns
+    if turns:
+        rows = exported(engine)
+        back = turned(turned(rows.keys, rows.dtype, 40, engine.frequencies), rows.dtype, -40, engine.frequencies)
+        assert np.abs(as_floats(back, rows.dtype) - as_floats(rows.keys, rows.dtype)).max() < 1e-4
+    with pytest.raises(ValueError, match="another model"):
+        exported(engine).followed_by(replace(exported(engine), model="other"), 0, (1.0,))
 
 
 def small(path: Path) -> Engine:

@@ -409,3 +409,43 @@ class KvPrefix:
     @property
     def num_bytes(self) -> int:
         return int(self.keys.nbytes + self.values.nbytes)
+
+    def followed_by(self, other: KvPrefix, first: int, frequencies: Sequence[float]) -> KvPrefix:
+        """These rows, and behind them those of the other from `first` on, as if they had been computed there. They were
+        not: what they say depends on the rows that stood before them. The keys are turned to their new positions.
+
+        frequencies: of the model's rotary embedding, as `turned`. Raises ValueError for rows of another model.
+        """
+        if (self.model, self.dtype) != (other.model, other.dtype):
+            raise ValueError("these rows are of another model")
+        keys = turned(other.keys[:, first:], self.dtype, len(self.tokens) - first, frequencies)
+        return KvPrefix(
+            self.model,
+            self.dtype,
+            self.tokens + other.tokens[first:],
+            np.concatenate((self.keys, keys), axis=1),
+            np.concatenate((self.values, other.values[:, first:]), axis=1),
+        )
+
+
+def turned(keys: KvArray, dtype: str, by: int, frequencies: Sequence[float]) -> KvArray:
+    """Keys as they would be `by` positions later, rounded to their dtype.
+
+    keys: (..., key dim), of which number i and number i + len(frequencies) are turned together (RoFormer, eq. 34, in
+    halves). frequencies: radians a position, of at most half of the key dim.
+    """
+    half = len(frequencies)
+    angles = by * np.asarray(frequencies, np.float64)
+    cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    rows = as_floats(keys, dtype)
+    first, second, rest = rows[..., :half], rows[..., half : 2 * half], rows[..., 2 * half :]
+    found = np.concatenate((first * cos - second * sin, second * cos + first * sin, rest), axis=-1)
+    if dtype != "bfloat16":
+        return found.astype(keys.dtype)
+    bits = found.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(keys.dtype)  # to the nearest, ties to even
+
+
+def as_floats(part: KvArray, dtype: str) -> NDArray[np.float32]:
+    """Keys or values of the model's dtype, as numbers."""
+    return (part.astype(np.uint32) << 16).view(np.float32) if dtype == "bfloat16" else part.astype(np.float32)

@@ -11,12 +11,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from paceline.core.batching.segment import Batch, PlacedSegment
+from paceline.core.batching.block_manager import as_floats, turned
+from paceline.core.batching.segment import Batch, PlacedSegment, Segment, SeqId
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, max_positions, windows
@@ -48,6 +50,7 @@ _CPU_KV_SHARE = 0.25  # of the free memory, which other programs need as well
 _MAX_CPU_ROWS = 1 << 17  # more than a CPU computes in an hour
 _UNUSED_CPU_CONTEXTS = 4  # kept for later prompts: 48 MiB of the demo pair's smaller model
 _MIB = 1 << 20
+_TURNED, _ROUNDING = 9, 0.02  # positions that a key is turned over for a test, and how far off it may be
 
 
 class _AttentionProbe:
@@ -101,6 +104,7 @@ class PagedEngine(PagedKvCache):
         if capture is not None and isinstance(attention, Tiled):
             self.graphs = StepGraphs(attention, self._logits, capture)
         self._sampler = DeviceSampler()
+        self.frequencies: tuple[float, ...] = ()  # see `Rotates`
 
     def forward(self, batch: Batch) -> Output:
         use_device(self._device)
@@ -163,12 +167,29 @@ def paged_engine(
     for backend, capture in ways:
         engine = PagedEngine(model, replace(info, backend="paged"), storage, backend, capture)
         if agrees(engine, prompt, plain, model.dtype):
+            engine.frequencies = _frequencies(engine, model, prompt[0])
             return engine
         if len(ways) > 1:
             way = f"{backend.name} attention{'' if capture is None else ' with replayed steps'}"
             log.warning("%s: %s does not score as the model's plain forward does", info.name, way)
             storage.clear()  # of numbers that may not be finite
     return "its scores differ from those of its plain forward"
+
+
+def _frequencies(engine: PagedEngine, model: PreTrainedModel, token: int) -> tuple[float, ...]:
+    """Of the rotary embedding, if one turns the keys of all layers, and as `turned` does: tried on the first layer,
+    whose keys depend on a token and its position alone."""
+    found = [getattr(each, "inv_freq", None) for name, each in model.named_modules() if name.endswith("rotary_emb")]
+    if len(found) != 1 or found[0] is None:
+        return ()
+    frequencies = tuple(map(float, found[0].tolist()))
+    seq, tokens = SeqId(-1), (token,) * _TURNED
+    engine.forward(Batch((Segment(seq, 0, tokens, logits="none"),)))
+    rows = engine.export_kv(seq, tokens)
+    engine.release(seq)
+    first, last = rows.keys[:1, :1], as_floats(rows.keys[:1, -1:], rows.dtype)
+    off = np.abs(as_floats(turned(first, rows.dtype, _TURNED - 1, frequencies), rows.dtype) - last).max()
+    return frequencies if off <= _ROUNDING * np.abs(last).max() else ()
 
 
 def patch_model(

@@ -11,11 +11,12 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
-from paceline.engine.base import ModelInfo, ServedModel
+from paceline.engine.base import ModelInfo, Rotates, ServedModel
 from paceline.errors import EngineError, PacelineError
 from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
@@ -27,6 +28,7 @@ from paceline.runtime.engine_loop.worker import Worker
 log = logging.getLogger("paceline.node")
 
 WATCH_S = 2.0  # polling interval for added documents
+LINKED: Final = 16  # first tokens of a passage, which are computed where it stands
 _PAGE = 256  # passages read at a time
 _MAX_PENDING_BYTES = 1 << 29  # of rows waiting to be written; beyond, they are dropped and computed at the next use
 _ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document do not depend on the question
@@ -41,6 +43,15 @@ def _text_hash(files: DocumentKvStore, passage: Passage) -> str:
     return files.text_hash(passages_text(passage), passage.collection)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Passages that stand one behind the other in a prompt."""
+
+    stored: tuple[StoredPrefix, ...]  # of each alone, behind the preamble
+    preamble: int  # tokens
+    separator: tuple[int, ...]  # between two of them
+
+
 class DocumentPrefiller:
     """`prefix` may be called on any thread, all else on the event loop only. Close after the worker."""
 
@@ -51,6 +62,7 @@ class DocumentPrefiller:
         self._worker = worker
         self._tokenizer = model.tokenizer
         self._info = info
+        self._frequencies = engine.frequencies if isinstance(engine := model.engine, Rotates) else ()
         self._writer = ThreadPoolExecutor(1, "paceline-kv")
         self._lock = threading.Lock()
         self._pending: dict[KvKey, int] = {}  # KV being written → its bytes
@@ -68,6 +80,31 @@ class DocumentPrefiller:
         if rows is not None:
             return StoredPrefix(tokens, rows)
         return StoredPrefix(tokens, keep=lambda computed: self._keep(key, passage.chunk_id, computed))
+
+    @property
+    def can_join(self) -> bool:
+        """KV can be reused at other positions than it was computed for."""
+        return bool(self._frequencies)
+
+    async def joined(self, pieces: Pieces) -> StoredPrefix | None:
+        """KV of passages one behind the other, of what is stored of each alone: approximate, since a stored passage has
+        not seen those before it. The first rows of each, on which later ones lean most, are computed where they stand
+        (EPIC, arXiv:2410.15332). None where nothing can be reused."""
+        first, *later = pieces.stored
+        tokens, rows, reused = first.tokens, first.rows, False
+        for piece in later:
+            document = piece.tokens[pieces.preamble :]
+            tokens += pieces.separator
+            if piece.rows is None or len(document) <= LINKED:
+                tokens += document
+                continue
+            tokens += document[:LINKED]
+            rows = await self._prefill(tokens, rows)
+            if rows is None:
+                return None
+            rows, reused = rows.followed_by(piece.rows, pieces.preamble + LINKED, self._frequencies), True
+            tokens = rows.tokens
+        return StoredPrefix(rows.tokens, rows) if reused and rows is not None else None
 
     async def prefill_missing(self, busy: Callable[[], bool]) -> int:
         """Prefill passages without stored KV, one at a time, until `busy`; returns their number.
@@ -125,8 +162,9 @@ class DocumentPrefiller:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._writer, self._write_ahead, key, passage.chunk_id, rows)
 
-    async def _prefill(self, tokens: tuple[int, ...]) -> KvPrefix | None:
-        """Prefill the tokens and export their KV; None where the engine fails, for lack of memory or otherwise."""
+    async def _prefill(self, tokens: tuple[int, ...], stored: KvPrefix | None = None) -> KvPrefix | None:
+        """Prefill the tokens and export their KV; None where the engine fails, for lack of memory or otherwise. stored:
+        of the first ones."""
         seq, loop = self._worker.allocate(), asyncio.get_running_loop()
         exported: asyncio.Future[KvPrefix | None] = loop.create_future()
 
@@ -144,7 +182,8 @@ class DocumentPrefiller:
                 loop.call_soon_threadsafe(deliver, rows)
 
         try:
-            await self._worker.compute(Segment(seq, 0, tokens, logits="none"))
+            prefix = None if stored is None else StoredPrefix(stored.tokens, stored)
+            await self._worker.compute(Segment(seq, 0, tokens, logits="none"), prefix=prefix)
             self._worker.submit(SequenceOp(seq, None, export))
             return await exported
         except EngineError:

@@ -23,7 +23,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
-from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp
+from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp, StoredPrefix
 from paceline.runtime.service import Load
 from paceline.runtime.units import pin
 from paceline.system import trim_heap
@@ -103,7 +103,9 @@ class Worker(ABC):
         """An account of the energy of one answer."""
         return AnswerEnergy(self._meter_name, self._send_w)
 
-    async def compute(self, segment: Segment, group: Group | None = None) -> tuple[Dist, ...]:
+    async def compute(
+        self, segment: Segment, group: Group | None = None, prefix: StoredPrefix | None = None
+    ) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""
         answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
 
@@ -115,7 +117,7 @@ class Worker(ABC):
             else:
                 answered.set_result(cast(tuple[Dist, ...], result))
 
-        self.submit(ForwardRequest(segment, answer, group=group))
+        self.submit(ForwardRequest(segment, answer, group=group, prefix=prefix))
         return await answered
 
     def expect(self) -> None:  # noqa: B027  # only steps wait

@@ -20,9 +20,9 @@ from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Egress, answered, requests
 from paceline.runtime.sessions.mask_threads import run_apart
+from paceline.runtime.sessions.prompts import PromptSet
 from paceline.runtime.tracing import Fields, Tracer
 from paceline.strategies.base import (
-    Branch,
     Cancelled,
     DraftModelLost,
     Event,
@@ -281,10 +281,9 @@ class PeerSession(Session):
 
     def retrieved(
         self,
-        branches: Sequence[Branch],
+        prompts: PromptSet,
         room: int,
         found: RetrievedPassages,
-        prefixes: Sequence[StoredPrefix] = (),
         *,
         claim: int = 0,
         salt: str | None = None,
@@ -292,10 +291,11 @@ class PeerSession(Session):
         """Give the machine its branches and send the passages. claim: KV rows of all branches together. salt: see
         `Session`."""
         if not self._driver.finished and self._number is not None:
-            self._prefixes, self.salt = prefixes, salt
+            self._prefixes, self.salt = prompts.prefixes, salt
+            self._certainty.approximate |= prompts.reuses
             self._group = self._worker.group(claim, line=(id(self.link), self._number), owner=self._turns_of)
             self._post(msgspec.structs.replace(found, session=self._number))
-            self.deliver(Retrieved(tuple(branches), room))
+            self.deliver(Retrieved(prompts.branches, room))
 
     def send(self, message: SessionMessage) -> None:
         if self._certainty.approximate and self._number is not None and not self._said_approximate:

@@ -23,7 +23,7 @@ from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
 from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import AnswerText, Written, is_refusal, logprobs_of
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
-from paceline.runtime.sessions.prompts import peer_citations, sharing_words
+from paceline.runtime.sessions.prompts import REUSED, peer_citations, sharing_words
 from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     Cancelled,
@@ -150,7 +150,8 @@ class ClientSession(Session):
         self.before, self._thought = len(self.written.tokens), self.written.text.thought
         self.goes_on = False  # it has ended, and a further stretch follows
         self._closed = closed
-        self._doubt = worker.doubt
+        self._doubt = REUSED if prepared.prompts.reuses else worker.doubt
+        self._certainty.approximate |= prepared.prompts.reuses
         self._events: asyncio.Queue[GenerateEvent | PacelineError] = asyncio.Queue()
         self._stopped = False  # by a stop string or token
         self._stop_token: Emit | None = None

@@ -27,12 +27,12 @@ from paceline.rag.prompt import (
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
-from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller
+from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Pieces
 from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.questions import Judge
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
-from paceline.wire.messages import RelevanceScale, RetrievedPassage
+from paceline.wire.messages import Reading, RelevanceScale, RetrievedPassage
 
 log = logging.getLogger("paceline.node")
 
@@ -60,6 +60,8 @@ class PromptSet:
     peer_passages: tuple[Passage, ...] = ()  # of the other side's documents, read after `passages`
     together: bool = False
     unanswered: bool = False  # passages were found, and none answers
+    pieces: Pieces | None = None  # of the passages of one context, whose KV may be reused where they stand
+    reuses: bool = False  # it is, so that the answer is approximate
 
     def citations(self, side: Side) -> tuple[Citation, ...]:
         """Citations of the branches with a document. side: this side."""
@@ -193,7 +195,7 @@ def prompts_of(
     others: Sequence[Passage] = (),
     temperature: float = RELEVANCE_TEMPERATURE,
     template: Mapping[str, object] = NO_FIELDS,
-    together: bool = False,
+    reading: Reading = "apart",
     judge: Judge | None = None,
 ) -> PromptSet:
     """Search and tokenize. A passage that does not fit within `max_prompt` tokens is left out.
@@ -201,9 +203,12 @@ def prompts_of(
     query: for the search; by default derived from the conversation. selection: the documents to search. found: passages
     to be read instead of what a search finds. others: passages of the other side, to be read as well. The
     conversation itself is never truncated; the caller must refuse it when `plain_tokens` is too large. temperature: of
-    relevance. template: further variables of the chat template. together: all passages stand in one context.
+    relevance. template: further variables of the chat template. reading: as in `wire.messages.Options`.
     judge: of the passages of both sides, where the conversation is a question.
     """
+    together = reading != "apart"
+    reuses = reading == "reused" and kv is not None and kv.can_join
+    separator = tuple(tokenizer.encode(PARTED)) if reuses else ()
     plain = tokenizer.chat(messages, template_kwargs=template)
     document_prompt = partial(tokenizer.document_prompt, template_kwargs=template)
     room = max_prompt - len(plain)
@@ -221,23 +226,28 @@ def prompts_of(
         text, left = passages_text(passage), room
         if together and read:
             (preamble, _, tail) = read[0][1]
-            text = PARTED + text
+            text = text if reuses else PARTED + text
             left = max_prompt - sum(len(ids) for ids in (preamble, tail, *(document for _, (_, document, _) in read)))
+            left -= len(separator) * len(read)
         parts = prompt_parts(messages, text, document_prompt, max_document_tokens=left) if left > 0 else None
         if parts is not None and ((together and read) or sum(map(len, parts)) <= max_prompt):
             read.append((passage, parts))
             own += place < len(found)
     prefixes = []
-    for passage, (preamble, document, _) in read[: min(own, 1) if together else own]:
-        if kv is not None and not passage.url:  # a page is not stored, nor is its KV
-            prefixes.append(kv.prefix(passage, (*preamble, *document)))
+    for place, (passage, (preamble, document, _)) in enumerate(read):
+        ids = (*preamble, *document)
+        is_kept = place < own and not passage.url  # a page is not stored, nor is its KV
+        if kv is not None and is_kept and (reuses or not together or not place):
+            prefixes.append(kv.prefix(passage, ids))
+        elif reuses:
+            prefixes.append(StoredPrefix(ids))
     branches = [
         Branch((*preamble, *document, *tail), relevance(passage, temperature))
         for passage, (preamble, document, tail) in read
     ]
     if together and read:
         preamble, _, tail = read[0][1]
-        documents = chain.from_iterable(document for _, (_, document, _) in read)
+        documents = [*read[0][1][1], *chain.from_iterable((*separator, *ids) for _, (_, ids, _) in read[1:])]
         score = log_weight([branch.score for branch in branches if branch.score is not None])
         branches = [Branch((*preamble, *documents, *tail), score)]
     passages = tuple(passage for passage, _ in read)
@@ -249,7 +259,20 @@ def prompts_of(
         passages[own:],
         together and bool(read),
         unanswered,
+        Pieces(tuple(prefixes), len(read[0][1][0]), separator) if reuses and len(read) > 1 else None,
     )
+
+
+REUSED: Final = "passages keep the rows that were computed for each alone"
+
+
+async def with_reused(prompts: PromptSet, kv: DocumentPrefiller | None) -> PromptSet:
+    """The same prompts, whose passages in one context take their stored KV along."""
+    if kv is None or prompts.pieces is None:
+        return prompts
+    found = await kv.joined(prompts.pieces)
+    first = prompts.prefixes[:1]
+    return replace(prompts, prefixes=first if found is None else (found,), pieces=None, reuses=found is not None)
 
 
 EQUAL_WEIGHTS = "the documents of both sides weigh the same, since their"

@@ -451,7 +451,7 @@ class Workflows:
         )
         web, cloud = self._web_for(request, link), await self._cloud_for(request, link)
         away = request.strategy.name == OUTSIDE  # nothing that the answer reads is computed here
-        apart = not (away or resources.reads_together(str(request.strategy.options.get("reading", ""))))
+        apart = not away and resources.reading(str(request.strategy.options.get("reading", ""))) == "apart"
         terms = None
         if request.sources.workflow == "long":
             can_leave = places.has_far or cloud is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,21 +55,25 @@ REQUEST = a_request(
 )
 
 
-@pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random model over bytes."""
-    config = LlamaConfig(
+def config_of(layers: int) -> LlamaConfig:
+    """Of a random model over bytes."""
+    return LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
         eos_token_id=256,
     )
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random model."""
     with quiet():
-        return save(config, tmp_path_factory.mktemp("tiny"))
+        return save(config_of(2), tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(params=["fake", "paged"])
@@ -194,6 +199,51 @@ async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tm
         assert isinstance(done, GenerationResult) and done.reason == "length" and done.completion_tokens >= least
         cited += len(done.citations)
     assert cited, "some are short enough, or are cut"
+
+
+async def test_passages_of_one_context_take_their_rows_along(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of a model of one layer, whose rows see nothing of one another, so that the text is that of all computed anew."""
+    with quiet():
+        folder = save(config_of(1), tmp_path_factory.mktemp("one_layer"))
+    engine = load_engine(folder, EngineOptions(backend="paged", kv_rows=4096), name="one")
+    files = DocumentKvStore(tmp_path / FOLDER, MIB)
+    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
+        for number in range(3):
+            store.add_text(
+                f"{number}.md", f"Boat {number}: the key of the old red boat {number} is here.", zone="device"
+            )
+        parts = NodeParts(kept=Kept(kv=files))
+        async with asyncio.timeout(60), Node("device", LoadedModel(engine, ByteTokenizer()), store, parts) as node:
+            while len(files.groups()) < 3:
+                await asyncio.sleep(0)  # a pass of the loop: it prefills while it is idle
+            found: dict[str, list[tuple[str, int, str]]] = {}
+            for reading in ("reused", "together", "reused", "together"):
+                before = node.worker.steps.rows
+                asked = changed(REQUEST, strategy="autoregressive", options={"reading": reading}, documents=3)
+                text, done = await collect(await node.prepare(asked))
+                assert len(done.found) == 3
+                found.setdefault(reading, []).append((text, node.worker.steps.rows - before, done.strategy_reason))
+    (ours, rows, reason), (again, rows_again, _) = found["reused"]
+    (expected, all_rows, plain), (expected_again, rows_cached, _) = found["together"]
+    assert ours == again == expected == expected_again and ours
+    assert "approximate: passages keep the rows that were computed for each alone" in reason
+    assert "approximate" not in plain
+    assert rows < all_rows - 2 * 20, "of two passages only the first rows are computed"
+    assert rows_cached < rows_again < all_rows, "rows of the one way are never the other's"
+
+
+async def test_both_sides_say_that_they_reuse_rows(tmp_path: Path, tiny: Path) -> None:
+    make = partial(load_engine, tiny, EngineOptions(backend="paged", kv_rows=4096), name="tiny")
+    async with asyncio.timeout(60), pair(tmp_path, lambda _: make()) as both:
+        for side in SIDES:
+            both.stores[side].add_text("boat.md", "The old red boat has a key too.", zone=side)
+            while len(both.files[side].groups()) < 2:
+                await asyncio.sleep(0)  # a pass of the loop: it prefills while it is idle
+        asked = changed(REQUEST, options={"reading": "reused"}, documents=2)
+        _, done = await collect(await both.nodes["device"].prepare(asked))
+    assert "approximate: passages keep" in done.strategy_reason and "approximate at the cloud" in done.strategy_reason
 
 
 class Alone:

@@ -19,7 +19,14 @@ THEIRS = (Passage("town.md", 3, "Town", "The town hall opens at nine.", 0.5),)
 
 def read(*, together: bool, max_prompt: int = 2000) -> PromptSet:
     return prompts_of(
-        ASKED, None, ByteTokenizer(), k=2, max_prompt=max_prompt, found=OWN, others=THEIRS, together=together
+        ASKED,
+        None,
+        ByteTokenizer(),
+        k=2,
+        max_prompt=max_prompt,
+        found=OWN,
+        others=THEIRS,
+        reading="together" if together else "apart",
     )
 
 
