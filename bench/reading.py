@@ -16,6 +16,7 @@ from typing import Final
 
 from lab.training.texts import squad
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.side import WAYS_OF_READING, WayOfReading
 from paceline.engine.base import LoadedModel
 from paceline.errors import ConfigError
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
@@ -25,7 +26,6 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.parts import Kept, NodeParts
 from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, GenerationResult, OutputForm, Sources
-from paceline.wire.messages import READINGS, Reading
 
 from .bootstrap import estimate, ratio_of
 from .findings import claimed
@@ -68,7 +68,7 @@ def run(options: Options) -> Report:
     return reported(given, options.models.label, quick=options.quick)
 
 
-def reported(given: Mapping[Reading, Sequence[Given]], label: str, *, quick: bool) -> Report:
+def reported(given: Mapping[WayOfReading, Sequence[Given]], label: str, *, quick: bool) -> Report:
     plain, reused = given["together"], given["reused"]
     rows = [
         {
@@ -107,9 +107,9 @@ def questions(data: Path, count: int) -> list[Question]:
     return found
 
 
-async def answers(model: LoadedModel, asked: Sequence[Question]) -> dict[Reading, list[Given]]:
+async def answers(model: LoadedModel, asked: Sequence[Question]) -> dict[WayOfReading, list[Given]]:
     """By every way in turn. KV of the passages is computed ahead, as while a node is idle."""
-    given: dict[Reading, list[Given]] = {way: [] for way in READINGS}
+    given: dict[WayOfReading, list[Given]] = {way: [] for way in WAYS_OF_READING}
     with tempfile.TemporaryDirectory() as name, DocumentStore.open(Path(name), HashEmbedder()) as store:
         files = DocumentKvStore(Path(name) / FOLDER, STORED)
         for at, question in enumerate(asked):
@@ -121,12 +121,12 @@ async def answers(model: LoadedModel, asked: Sequence[Question]) -> dict[Reading
                 await asyncio.sleep(WAIT_S)
             for at, question in enumerate(asked):
                 read = tuple(each for each in passages if each.document.startswith(f"{at} "))
-                for way in READINGS if at % 2 else READINGS[::-1]:
+                for way in WAYS_OF_READING if at % 2 else WAYS_OF_READING[::-1]:
                     given[way].append(await answer(node, question, read, way))
     return given
 
 
-async def answer(node: Node, question: Question, read: tuple[Passage, ...], way: Reading) -> Given:
+async def answer(node: Node, question: Question, read: tuple[Passage, ...], way: WayOfReading) -> Given:
     request = GenerateRequest(
         AskedPrompt(messages=({"role": "user", "content": question.text},)),
         SamplingParams(temperature=0.0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Final, Literal, Self, get_args
 
 Side = Literal["cloud", "device"]
 SIDES: tuple[Side, Side] = ("cloud", "device")
@@ -15,6 +15,11 @@ def other(side: Side) -> Side:
 
 HandoffLevel = Literal["off", "quality", "balanced", "cheap"]
 """What a device leaves to the larger model of its cloud: everything, or what it is too unsure of."""
+
+WayOfReading = Literal["apart", "together", "reused"]
+"""Of several passages: each in a context of its own, which are mixed; all in one; or all in one, with stored KV that
+was computed for each alone, which is approximate."""
+WAYS_OF_READING: Final[tuple[WayOfReading, ...]] = get_args(WayOfReading)
 
 
 # Zones: where documents, models and processing units may be.

@@ -19,6 +19,7 @@ import msgspec
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import MEMORY_TOKENS, LookupTable, TextMemory, remembered
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams
+from paceline.core.side import WAYS_OF_READING, WayOfReading
 from paceline.engine.base import AsyncEngine, Engine, ServedModel, TextModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.remote.servers import RemoteModel
@@ -51,7 +52,7 @@ from paceline.strategies.base import (
     Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
-from paceline.wire.messages import READINGS, Options, Reading
+from paceline.wire.messages import Options
 
 THREADS: Final = 4
 
@@ -262,10 +263,10 @@ class Resources:
             return table
         return over(table) if lifetime == "answer" else self._document_tables.table(owner, table, removals)
 
-    def reading(self, asked: str) -> Reading:
+    def reading(self, asked: str) -> WayOfReading:
         """How several passages are read. asked: as in `Options`."""
-        by_model: Reading = "apart" if self.tokenizer.one_document else "together"
-        return next((each for each in READINGS if each == asked), by_model)
+        by_model: WayOfReading = "apart" if self.tokenizer.one_document else "together"
+        return next((each for each in WAYS_OF_READING if each == asked), by_model)
 
     def readable(
         self, owner: str, *, peer: bool = False, level: Privacy | None = None

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Final, Literal, Self, get_args
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 import msgspec
 
 from paceline.core.offloading import Unit
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE, MAX_TEXT, ConstraintKind
-from paceline.core.side import MAX_NAMES, Side
+from paceline.core.side import MAX_NAMES, Side, WayOfReading
 from paceline.wire.payloads import are_sources, pack_dists, pack_targets, unpack_dists, unpack_nodes, unpack_targets
 
 # Types of the fields of messages, each with its limit, and the bases of the messages themselves.
@@ -545,20 +545,14 @@ class DraftLimits(SentPart, frozen=True):
     whole_sequences: bool = False  # send chains of `ahead` drafts as a whole, not each draft once computed
 
 
-# Of several passages: each in a context of its own, which are mixed; all in one; or all in one, with stored KV that was
-# computed for each alone, which is approximate.
-Reading = Literal["apart", "together", "reused"]
-READINGS: Final[tuple[Reading, ...]] = get_args(Reading)
-
-
 class Options(SentPart, frozen=True):
     """Options of a strategy, carried whole by request, opening and machine. A strategy with more options subclasses
     this."""
 
     rescoring: bool = True  # document scores are updated with the text, see `core.aggregation.weights.decayed_evidence`
     drafting: DraftLimits = DraftLimits()
-    # How a side reads its passages. Empty: by its model.
-    reading: Reading | Literal[""] = ""
+    # How a side reads its passages; empty: by its model.
+    reading: WayOfReading | Literal[""] = ""
     # Passages are read only where the reader finds an answer in one of a side's, see `runtime.questions`.
     judged: bool = False
 

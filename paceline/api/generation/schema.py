@@ -13,11 +13,11 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Discriminator, F
 
 from paceline.api.http.body import Schema
 from paceline.core.sampling.sampler import MAX_BIASES, MAX_STOP_IDS, MAX_TEMPERATURE
-from paceline.core.side import HandoffLevel
+from paceline.core.side import HandoffLevel, WayOfReading
 from paceline.errors import RequestError
 from paceline.runtime.service import OnLoss
 from paceline.strategies.base import Privacy
-from paceline.wire.messages import MAX_STRETCH, MIN_STRETCH, Reading
+from paceline.wire.messages import MAX_STRETCH, MIN_STRETCH
 from paceline.workflow.flows import WorkflowName
 
 MAX_CHOICES = 128
@@ -100,7 +100,7 @@ class Extension(Schema):
     privacy: Privacy = "document-private"
     documents: Annotated[int, Field(ge=0, le=MAX_DOCUMENTS)] | None = None
     vector_stores: StoreIds | None = None  # read instead of this side's own collection, which is named `default`
-    reading: Reading | None = None  # of passages
+    reading: WayOfReading | None = None  # of passages
     # Where documents were found and none answers: begin by saying so, or write as if none had been found.
     unanswered: Literal["say", "write"] = "say"
     search_every: Annotated[int, Field(ge=MIN_STRETCH, le=MAX_STRETCH)] | None = None  # tokens, of `aggregate`

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from paceline.core.aggregation.weights import log_weight
+from paceline.core.side import WayOfReading
 from paceline.core.words import Words
 from paceline.engine.base import NO_FIELDS, TextModel
 from paceline.errors import RequestError
@@ -32,7 +33,7 @@ from paceline.runtime.engine_loop.requests import StoredPrefix
 from paceline.runtime.questions import Judge
 from paceline.runtime.service import Citation
 from paceline.strategies.base import Branch, Side, other
-from paceline.wire.messages import Reading, RelevanceScale, RetrievedPassage
+from paceline.wire.messages import RelevanceScale, RetrievedPassage
 
 log = logging.getLogger("paceline.node")
 
@@ -195,7 +196,7 @@ def prompts_of(
     others: Sequence[Passage] = (),
     temperature: float = RELEVANCE_TEMPERATURE,
     template: Mapping[str, object] = NO_FIELDS,
-    reading: Reading = "apart",
+    reading: WayOfReading = "apart",
     judge: Judge | None = None,
 ) -> PromptSet:
     """Search and tokenize. A passage that does not fit within `max_prompt` tokens is left out.
