@@ -38,7 +38,8 @@ from paceline.engine.reader.answer import (
     listed,
     part_of,
 )
-from paceline.engine.reader.pointer import Pointer, SpanCalibration, SpanReading, shared_words, words_in
+from paceline.engine.reader.place import shared_words, words_in
+from paceline.engine.reader.pointer import Pointer, SpanCalibration, SpanReading
 from paceline.engine.reader.question import (
     ABILITIES,
     CANNOT,

@@ -11,13 +11,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from paceline.core.sampling.dist import best_indices
-from paceline.core.words import folded
 from paceline.encoder import CLS, SEP, Floats, outputs
+from paceline.engine.reader.place import ASKS_MONEY, SENTENCE_END, Places, shared_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -42,10 +42,6 @@ _NUMERALS = (
 )
 _BEFORE = (
     r"^(?:(?:about|after|around|at|before|by|during|for|from|in|of|on|since|till|to|until|up to|with|within)\s){0,2}"
-)
-_ASKS_MONEY = re.compile(
-    r"^(?:how\smuch|what)\b.*\b(?:costs?|charged?|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill)\b",
-    re.IGNORECASE,
 )
 _NO_MONEY = re.compile(r"(?!\W*[\d.,]+\s?(?:[kMG]?Wh?|[cmk]?m|k?g|m?l|m[23²³]|litres?|metres?|kilomet\w+|°C)(?!\w))")
 _SHAPES = tuple(  # what a question asks by, and the shape of its answers; the first that asks decides
@@ -77,6 +73,10 @@ _BELONGING = re.compile(
     r"|Reverend|Rev|Father|Sister|Brother|Aunt|Uncle|King|Queen|Prince|Princess|President|Mayor|Judge|Saint|St)\.? )$"
 )
 _HYPHENED = re.compile(r"(?:-\w{1,30}){1,4}")
+_NUMBERED = re.compile(r"(?:-[A-Z0-9]\w{0,30}){1,4}")  # behind a digit: of a part's number, but not of "4-year"
+_LAST_WORD = re.compile(r"[\w-]{0,124}$")
+_NAME_BEGUN = re.compile(r"(?<!\w)[^\W\d_a-z][\w-]{0,124}$")  # not "Anna's"
+_REST_OF_NAME = re.compile(r"(?: [^\W\d_a-z][\w'\u2019-]{1,60}){1,6}")
 _HYPHENED_BEFORE = re.compile(r"(?<!\w)(?:[^\W\d_]{1,30}-){1,4}$")
 _LONGEST_WORD = 124  # characters
 _LONGEST_BELONGING = 24  # characters
@@ -84,7 +84,7 @@ _LONGEST_BELONGING = 24  # characters
 
 def misfits(question: str, text: str) -> bool:
     """True where the question's words ask for a shape that the text does not have."""
-    if _ASKS_MONEY.search(question) and _NO_MONEY.match(text) is None:
+    if ASKS_MONEY.search(question) and _NO_MONEY.match(text) is None:
         return True
     return next((not shape.search(text) for asked, shape in _SHAPES if asked.search(question)), False)
 
@@ -95,9 +95,12 @@ def cuts(document: str, begin: int, end: int) -> bool:
 
 
 def completed(document: str, begin: int, end: int) -> tuple[int, int]:
-    """The part with what belongs to it: the rest of a word with hyphens, the unit behind a number, "end of" before a
-    month, a person's title."""
-    if document[end - 1 : end].isalpha() and (rest := _HYPHENED.match(document, end)):
+    """The part with what belongs to it: the rest of a word with hyphens and of a name, the unit behind a number, "end
+    of" before a month, a person's title."""
+    rest = (_HYPHENED if document[end - 1 : end].isalpha() else _NUMBERED).match(document, end)
+    if rest and any(map(str.isalpha, _LAST_WORD.findall(document[begin:end])[0] + rest[0])):
+        end = rest.end()
+    if _NAME_BEGUN.search(document[begin:end]) and (rest := _REST_OF_NAME.match(document, end)):
         end = rest.end()
     if document[begin : begin + 1].isalnum() and (rest := _HYPHENED_BEFORE.search(document[:begin][-_LONGEST_WORD:])):
         begin -= len(rest[0])
@@ -114,9 +117,11 @@ def _is_inside(document: str, edge: int) -> bool:
         return False
     if left[-1].isalnum() and right[0].isalnum():
         return True
-    if left[-1].isdigit() and right[0] in ".,:/":
-        return right[1:].isdigit()
-    return left[-1] in ".,:/" and left[:-1].isdigit() and right[0].isdigit()
+    for before, mark, after in ((left[-1], right[0], right[1:]), (left[:-1], left[-1], right[0])):
+        in_number = mark in ".,:/" and before.isdigit() and after.isdigit()
+        if in_number or (mark in ".@_" and before.isalnum() and after.isalnum()):  # of a file's name or an address
+            return True
+    return False
 
 
 # ---- dates ----------------------------------------------------------------------------------------------------------
@@ -152,6 +157,17 @@ def _dates(text: str) -> list[tuple[str, tuple[int, int, int]]]:
     return found
 
 
+# ---- a share of a sum -----------------------------------------------------------------------------------------------
+_OF_A_SUM = re.compile(
+    r"^(how\smuch\sof)\sthe\s(?:costs?|price|fees?|bill|sum|amount|total)\s(?:of|for)\b", re.IGNORECASE
+)
+
+
+def plainly(question: str) -> str:
+    """The question without "the cost of" where a share of it is asked for: else the whole is taken, which is named."""
+    return _OF_A_SUM.sub(r"\1", question)
+
+
 HEADS = "heads"  # (2, WIDTH)
 MAX_QUESTION = 64  # tokens
 # ---- the encoder's pass: spans and their probabilities ---------------------------------------------------------------
@@ -161,16 +177,6 @@ _LONGEST_SPAN = 24  # tokens
 _CANDIDATES = 120  # spans of a window, before their shape counts
 _KEPT = 24  # of them
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
-_WORD = re.compile(r"\w+")
-_STEM = 5  # letters that tell a word from others
-_COMMON_WORDS = (
-    "a an the of in on at to for from by with and or is are was were be been do does did can could will would should "
-    "may must has have had i we you he she it they my our your his her its their me us what when where who whom whose "
-    "which why how much many long often far old that this there one as if not no any all some get got up out per than "
-    "then so please tell"
-)
-_COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
-_SENTENCES = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+[A-Z0-9]")  # not behind "Dr." or an initial
 _CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a list, and where parts of an answer meet
 
 
@@ -192,6 +198,12 @@ class SpanReading:
     spans: tuple[tuple[str, float], ...]
 
 
+class _Span(NamedTuple):
+    begin: int  # in the document
+    text: str
+    score: float  # less that of no answer, and less what its shape costs
+
+
 class Pointer:
     """A function of question and document alone: nothing is batched, so no other reading changes a bit of it. It keeps
     none: a text that another owner has had read takes as long as any."""
@@ -203,25 +215,28 @@ class Pointer:
         self._calibration = calibration
 
     def read(self, question: str, document: str) -> SpanReading:
-        question = with_dates_of(document, question)
+        question = plainly(with_dates_of(document, question))
         asked = self._tokenizer.encode(question, add_special_tokens=False).ids[:MAX_QUESTION]
         read = self._tokenizer.encode(document, add_special_tokens=False)
         head = [CLS, *asked, SEP]
         room = MAX_INPUT - len(head) - 1
-        odds: dict[str, float] = {}  # text → log of the summed odds of its places against no answer
+        spans: list[_Span] = []
         best = -math.inf
         start = 0
         while start < len(read.ids):
             window = slice(start, start + room)
             found = self._spans(question, head, read.ids[window], read.offsets[window], document)
-            for text, score in found:
-                odds[text] = _log_sum((odds.get(text, -math.inf), score))
-            best = max(best, _log_sum([score for _, score in found]))
+            spans += found
+            best = max(best, _log_sum([span.score for span in found]))
             if start + room >= len(read.ids):
                 break
             start += _STRIDE
-        if not odds:
+        if not spans:
             return SpanReading(0.0, ())
+        odds: dict[str, float] = {}  # text → log of the summed odds of its places against no answer
+        costs = Places(question, document).costs([(span.begin, span.begin + len(span.text)) for span in spans])
+        for span, cost in zip(spans, costs, strict=True):
+            odds[span.text] = _log_sum((odds.get(span.text, -math.inf), span.score - cost))
         calibration = self._calibration
         sure = calibration.slope * (best + calibration.words * shared_words(question, document) - calibration.middle)
         answered = 1 / (1 + math.exp(-max(-50.0, min(50.0, sure))))
@@ -231,9 +246,8 @@ class Pointer:
 
     def _spans(
         self, question: str, head: list[int], ids: list[int], offsets: Sequence[tuple[int, int]], document: str
-    ) -> list[tuple[str, float]]:
-        """The best spans of a window: their texts, and their scores less that of no answer and less what their shape
-        costs; a text may come more than once."""
+    ) -> list[_Span]:
+        """The best spans of a window; a text may come more than once."""
         types = [0] * len(head) + [1] * (len(ids) + 1)
         hidden = outputs(self._weights, [[*head, *ids, SEP]], [types])
         first, last = (hidden @ self._weights[HEADS].T).astype(np.float64).T
@@ -245,40 +259,27 @@ class Pointer:
         found = []
         for score, place in zip(pairs[places].tolist(), places.tolist(), strict=True):
             a, b = divmod(place, len(ids))
-            text = _answer(document, offsets[a][0], offsets[b][1])
+            at, text = _answer(document, offsets[a][0], offsets[b][1])
             if text and score > -math.inf:
-                found.append((text, score - MISFIT * misfits(question, text)))
-        return sorted(found, key=lambda each: -each[1])[:_KEPT]
+                found.append(_Span(at, text, score - MISFIT * misfits(question, text)))
+        return found
 
 
-def shared_words(question: str, document: str) -> float:
-    """Share of the question's words that the document holds, by their first letters; 0 for a question without words.
-
-    The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
-    """
-    asked = words_in(question)
-    held = {word[:_STEM] for word in _WORD.findall(folded(document))}
-    return sum(word[:_STEM] in held for word in asked) / len(asked) if asked else 0.0
-
-
-def words_in(text: str) -> list[str]:
-    """The words of a text that tell it from others, in small letters."""
-    return [word for word in _WORD.findall(folded(text)) if word not in _COMMON]
-
-
-def _answer(document: str, begin: int, end: int) -> str:
-    """The text of a span with what belongs to it; "" for one that is no answer: see `shape.cuts` and `_trimmed`."""
+def _answer(document: str, begin: int, end: int) -> tuple[int, str]:
+    """Begin and text of a span with what belongs to it; "" for one that is no answer: see `cuts` and `_trimmed`."""
     if cuts(document, begin, end) or not (text := _trimmed(document[begin:end])):
-        return ""
+        return begin, ""
     begin = document.index(text, begin)
-    begin, end = completed(document, begin, begin + len(text))
-    return _trimmed(document[begin:end]) or text
+    whole = slice(*completed(document, begin, begin + len(text)))
+    if longer := _trimmed(document[whole]):
+        return document.index(longer, whole.start), longer
+    return begin, text
 
 
 def _trimmed(text: str) -> str:
     """Without marks around it; "" for a span over several lines or sentences."""
     text = text.strip(_MARKS)
-    return "" if any(mark in text for mark in _CUT) or _SENTENCES.search(text) else text
+    return "" if any(mark in text for mark in _CUT) or SENTENCE_END.search(text) else text
 
 
 def _log_sum(values: Sequence[float]) -> float:

@@ -36,6 +36,13 @@ def test_a_part_that_ends_within_a_word_or_number_cuts(part: str) -> None:
     assert cuts(document, begin, begin + len(part))
 
 
+@pytest.mark.parametrize("part", ["kiosk", "md", "ada", "example", "list_of"])
+def test_a_part_of_a_file_s_name_or_an_address_cuts(part: str) -> None:
+    document = "kiosk.md, list_of_ice, ada@kiosk.example."
+    begin = document.index(part)
+    assert cuts(document, begin, begin + len(part))
+
+
 @pytest.mark.parametrize("part", ["Kiosk", "12.40", "15:00", "12.40 at 15:00", "15:00."])
 def test_whole_words_and_numbers_are_not_cut(part: str) -> None:
     document = "Kiosk: 12.40 at 15:00."

@@ -1,0 +1,128 @@
+"""The place of an answer: how much of a question its sentence, its line and the name of its value have.
+
+The encoder takes the value that stands nearest: of a warranty the model's number for the serial one, of a list the last
+line's name. Here a document is seen as sentences, and one as named values where it is written so ("Seats: 3; Fee: 14",
+`device.serial: 71`, "Fee | 14"). A place orders the spans; whether there is an answer at all it does not tell.
+English. Not handled: synonyms but of money, tables without names of columns, values over several lines.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from paceline.core.words import folded
+
+_OTHER_NAME = 4.0  # what it takes off a span's log odds, for each word of another value's name that is asked for
+_MOST_WORDS = 2  # of a name
+_OTHER_LINE = 6.0  # that another sentence has all words of the question, and this line of a list none
+_OTHER_SENTENCE = 2.0  # likewise of running text, which goes on with what the sentence before is about
+_OTHER_KIND = 6.0  # that a price is asked for, and another span is one
+
+_WORD = re.compile(r"\w+")
+_STEM = 5  # letters that tell a word from others
+_COMMON_WORDS = (
+    "a an the of in on at to for from by with and or is are was were be been do does did can could will would should "
+    "may must has have had i we you he she it they my our your his her its their me us what when where who whom whose "
+    "which why how much many long often far old that this there one as if not no any all some get got up out per than "
+    "then so please tell"
+)
+_COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
+SENTENCE_END = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
+_SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
+_ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
+_NAMED = re.compile(r"(?:[\w.]{0,60}\[\d{1,6}\]: )?([^:;|]{1,60})(?::[*_]{0,3}\s+|\s[|=]\s)(?=\S)")
+_JOINED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[_.]")  # words of a name
+_MONEY = r"costs?|charged?|charges|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill"
+ASKS_MONEY = re.compile(rf"^(?:how\smuch|what)\b.*\b(?:{_MONEY})\b", re.IGNORECASE)
+_ASKS_PRICE = re.compile(rf"^how\smuch\s(?:is|are|was|were)\b|{ASKS_MONEY.pattern}", re.IGNORECASE)
+_CURRENCY = (
+    r"[$\u00a3\u00a5\u20ac]|\b(?:EUR|USD|GBP|CHF|JPY|NOK|SEK|DKK|(?:euro|dollar|pound|franc|mark|cent)s?|pence)\b"
+)
+_PAID = re.compile(_CURRENCY, re.IGNORECASE)
+_OF_MONEY = re.compile(
+    rf"(?<![^\W_])(?:{_MONEY}|rates?|total|amount|sum|premium|value)(?![^\W_])|{_CURRENCY}", re.IGNORECASE
+)
+_PRICED = re.compile(rf"(?:{_OF_MONEY.pattern})[^:;.\n]{{0,40}}: ", re.IGNORECASE)  # a value that is named so
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a text that tell it from others, in small letters."""
+    return [word for word in _WORD.findall(folded(text)) if word not in _COMMON]
+
+
+def shared_words(question: str, document: str) -> float:
+    """Share of the question's words that the document holds, by their first letters; 0 for a question without words.
+
+    The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
+    """
+    asked = words_in(question)
+    held = set(map(_stem, _WORD.findall(folded(document))))
+    if _PRICED.search(document):
+        held.update(_stem(word) for word in asked if _OF_MONEY.search(word))
+    return sum(_stem(word) in held for word in asked) / len(asked) if asked else 0.0
+
+
+def _stem(word: str) -> str:
+    return (word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word)[:_STEM]
+
+
+class _Place(NamedTuple):
+    begin: int
+    value: int  # where that begins, behind its name
+    name: str  # "" where it has none
+    num_named: int  # words of the name, if all are asked for; else 0
+    num_shared: int  # words of the question that its sentence has
+    is_line: bool  # of a list
+
+
+class Places:
+    """The places of a document, and how they fit a question."""
+
+    def __init__(self, question: str, document: str) -> None:
+        self._document = document
+        self._asked = frozenset(map(_stem, words_in(question)))
+        self._is_price = _ASKS_PRICE.search(question) is not None
+        self._places = list(self._found())
+        self._most = max((place.num_shared for place in self._places), default=0)
+
+    def _found(self) -> Iterator[_Place]:
+        begin = 0
+        for end in [*(found.end() for found in _SENTENCE.finditer(self._document)), len(self._document)]:
+            sentence = self._document[begin:end]
+            num_shared = len(self._asked.intersection(map(_stem, words_in(sentence))))
+            item = _ITEM.match(sentence)
+            is_line = self._document[max(0, begin - 1) : begin] in ("", "\n")
+            at = begin + (len(item[0]) if item else 0)
+            for part in self._document[at:end].split("; "):
+                name = named[1] if (named := _NAMED.match(part)) else ""
+                words = frozenset(map(_stem, words_in(_JOINED.sub(" ", name))))
+                num_named = min(len(words), _MOST_WORDS) if words <= self._asked else 0
+                value = at + (named.end() if named else 0)
+                yield _Place(at, value, name, num_named, num_shared, is_line and bool(item or name))
+                at += len(part) + 2
+            begin = end
+
+    def costs(self, spans: Sequence[tuple[int, int]]) -> list[float]:
+        """What their places take off the log odds of these parts of the document, beside each other."""
+        starts = [place.begin for place in self._places]
+        places = [self._places[max(0, bisect_right(starts, begin) - 1)] for begin, _ in spans]
+        named = [place.num_named * (begin >= place.value) for place, (begin, _) in zip(places, spans, strict=True)]
+        costs = [_OTHER_NAME * (max(named) - words) for words in named]
+        if self._most:
+            for at, place in enumerate(places):
+                weight = _OTHER_LINE if place.is_line else _OTHER_SENTENCE
+                costs[at] += weight * (1 - place.num_shared / self._most)
+        if self._is_price:
+            prices = [self._is_paid(*span, place.name) for span, place in zip(spans, places, strict=True)]
+            if any(prices):
+                costs = [cost + _OTHER_KIND * (not is_one) for cost, is_one in zip(costs, prices, strict=True)]
+        return costs
+
+    def _is_paid(self, begin: int, end: int, name: str) -> bool:
+        """True of a number with a currency, and of one under a name, of its column or property, that tells of money."""
+        if not any(map(str.isdigit, self._document[begin:end])):
+            return False
+        return (_PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)) is not None

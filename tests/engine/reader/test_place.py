@@ -1,0 +1,107 @@
+"""The place of an answer: beside others of its kind, the value whose line, sentence or name is asked for is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.engine.reader.engine import load_pointer
+from paceline.engine.reader.place import Places, shared_words
+from paceline.engine.reader.pointer import Pointer, completed, plainly
+from paceline.models import READER
+
+
+@pytest.fixture(scope="module")
+def pointer() -> Pointer:
+    return load_pointer(READER)
+
+
+LEGACIES = """Legacies of Agnes Thorne
+
+- Maud Thorne: the kayak
+- Piers Lund: the microscope
+- Hanna Reyes: the oak table
+- Colin Thorne: what is left
+"""
+WILL = """Last will of Berta Falk
+
+I, Berta Falk, of 3 Pond Road, make this my will. I leave my loom to my cousin Ada Winter. To my brother Karl I
+give the brass lamps. The orchard shall pass to my daughter Lotte."""
+CARD = """Appliance: chest freezer Polar
+Model number: CF-310
+Serial number: 5520-11876-K
+Bought: 4 May 2022
+"""
+BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; the rest is due in May."
+
+
+@pytest.mark.parametrize(
+    ("question", "document", "answer"),
+    [
+        ("Who gets the oak table?", LEGACIES, "Hanna Reyes"),
+        ("Who receives the microscope?", LEGACIES, "Piers Lund"),
+        ("Who gets the brass lamps?", WILL, "Karl"),
+        ("What is the serial number of the freezer?", CARD, "5520-11876-K"),
+        ("What is the model number of the freezer?", CARD, "CF-310"),
+        ("What is the serial number?", "pump.model: P-9\npump.serialNumber: 66-41-R", "66-41-R"),
+        ("What is the serial number?", "Model number | P-9\nSerial number | 66-41-R", "66-41-R"),
+        ("How much of the cost of the hearing aid does the health plan pay?", BILL, "935 EUR"),
+        ("How much is the loft?", "Room: Loft; Beds: 4; Floor: 3; Rate: 77", "77"),
+        ("How much is a scooter?", "Vehicle: Scooter; Seats: 2; Fee per day: 31", "31"),
+        ("How many weeks is the weaving course?", "Course: Weaving; Places: 11; Weeks: 7; Fee: 60", "7"),
+        ("Who repaired the boiler?", "boiler.model: T-4\nboiler.repairer: Odell Plumbing", "Odell Plumbing"),
+    ],
+)
+def test_the_reader_takes_the_value_that_is_asked_for(
+    pointer: Pointer, question: str, document: str, answer: str
+) -> None:
+    assert pointer.read(question, document).spans[0][0] == answer
+
+
+@pytest.mark.parametrize(
+    ("question", "document", "fitting", "other"),
+    [
+        ("What is the width of the door?", "Height: 2 m; Width: 1 m", "1 m", "2 m"),
+        ("Who has the red key?", "- red key: Ann\n- blue key: Ben", "Ann", "Ben"),
+        ("How much was the rug?", "Rug, 2 m, 90 EUR", "90", "2"),
+        ("How much was the rug?", "item: rug; unit_price: 90; length: 2", "90", "2"),
+    ],
+)
+def test_another_place_costs(question: str, document: str, fitting: str, other: str) -> None:
+    def span(text: str) -> tuple[int, int]:
+        begin = document.index(text)
+        return begin, begin + len(text)
+
+    best, worse = Places(question, document).costs([span(fitting), span(other)])
+    assert best < worse
+
+
+def test_where_no_place_fits_better_none_costs() -> None:
+    assert Places("Who won?", "Ann lost.\nBen won.").costs([(0, 3), (10, 13)])[1] == 0.0
+    assert Places("Why?", "Ann.\nBen.").costs([(0, 3), (5, 8)]) == [0.0, 0.0]
+    assert Places("Why?", "").costs([]) == []
+
+
+def test_a_value_that_is_named_so_is_a_cost() -> None:
+    assert shared_words("What does the tent cost?", "tent; rate a day: 8") == 1.0
+    assert shared_words("What does the tent cost?", "tent; pegs: 8 EUR") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("document", "part", "whole"),
+    [
+        ("We meet in the Otter Room at 9.", "Otter", "Otter Room"),
+        ("It hangs in Anna's Kitchen.", "Anna's", "Anna's"),
+        ("part QR71-B5 fits", "QR71", "QR71-B5"),
+        ("part 71-5-B fits", "71", "71-5-B"),
+        ("rooms 71-75 are free", "71", "71"),
+        ("a 4-year loan", "4", "4"),
+    ],
+)
+def test_names_and_numbers_of_parts_are_not_cut_short(document: str, part: str, whole: str) -> None:
+    begin = document.index(part)
+    assert document[slice(*completed(document, begin, begin + len(part)))] == whole
+
+
+def test_of_a_share_the_sum_is_not_asked_for() -> None:
+    assert plainly("How much of the price of the sofa do they refund?") == "How much of the sofa do they refund?"
+    assert plainly("How much of the cost is theirs?") == "How much of the cost is theirs?"
