@@ -27,8 +27,8 @@ from transformers import DynamicCache, PreTrainedModel
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Logits, ModelInfo
 from paceline.engine.model_config import cache_input
-from paceline.engine.number_format import served_dtype
 from paceline.engine.paged.engine import PagedEngine, paged_engine
+from paceline.engine.weights import served_dtype
 from paceline.errors import ConfigError, EngineError
 
 from . import gpu_step

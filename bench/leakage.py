@@ -39,7 +39,7 @@ from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode_head, encode_options, sampling_to_wire
 from paceline.wire.messages import (

@@ -22,7 +22,7 @@ from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.runtime.parts import NodeParts, Offer
+from paceline.runtime.resources import NodeParts, Offer
 from paceline.wire.messages import Introduction
 from server.app import add_devices
 from server.devices import Registry

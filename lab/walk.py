@@ -37,7 +37,7 @@ from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handsh
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.transport import TransportClosed
 from paceline.runtime.node import Node
-from paceline.runtime.parts import NodeParts
+from paceline.runtime.resources import NodeParts
 from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, OutputForm
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.effects import Claim

@@ -54,12 +54,12 @@ from paceline.rag.web import SearxngSearch
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter
-from paceline.runtime.lookup_tables.store import FOLDER as TABLES
-from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.lookup_tables import FOLDER as TABLES
+from paceline.runtime.lookup_tables import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.policy import Policing, PolicyGuard
 from paceline.runtime.questions import Judge
+from paceline.runtime.resources import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.served_models import ServedModels
 from paceline.runtime.sessions.handoff import Outcomes
 from paceline.runtime.stimuli import FILE as STIMULI

@@ -40,7 +40,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.link.emulation import Emulation, emulated
 from paceline.runtime.link.transport import Transport, TransportClosed
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Kept, NodeParts
+from paceline.runtime.resources import Kept, NodeParts
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 

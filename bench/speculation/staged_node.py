@@ -25,7 +25,7 @@ from paceline.engine.tokenizer import Tokenizer
 from paceline.models import CLOUD, DEVICE
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Computing, NodeParts
+from paceline.runtime.resources import Computing, NodeParts
 from paceline.runtime.service import (
     Account,
     AskedPrompt,

@@ -53,7 +53,7 @@ from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Hit, Library
 from paceline.rag.store.vector_stores import FileBatch, FileSpec, VectorStore, VectorStoreFile
-from paceline.runtime.turnstile import Turnstile
+from paceline.runtime.units import Turnstile
 
 # ---- bodies of requests ---------------------------------------------------------------------------------------------
 # Source: openai-openapi 2.3.0, CreateVectorStoreRequest, VectorStoreFileObject and their like.

@@ -243,7 +243,7 @@ def _loaded_as(settings: NodeSettings, device: str, sizes: dict[str, int], direc
     """Number format of the model's arithmetic, and bytes of its weights in memory."""
     import torch
 
-    from paceline.engine.number_format import format_of
+    from paceline.engine.weights import format_of
 
     chosen = format_of(settings.dtype, torch.device(device), directory)
     kept = sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -15,7 +15,7 @@ from paceline.commands.options import Json, Where, group_of, settings_of, spread
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.runtime.lookup_tables.store import TableFile
+    from paceline.runtime.lookup_tables import TableFile
 
 NO_KEY: Final = "(no key)"  # the owner of requests without one
 CLOUD: Final = Where("cloud")
@@ -50,20 +50,19 @@ def warm(
 
     from paceline.model_opening import open_model
     from paceline.models import shipped
-    from paceline.runtime.lookup_tables import warmup as warming
-    from paceline.runtime.lookup_tables.store import FOLDER, TableStore
+    from paceline.runtime import lookup_tables
 
     settings = settings_of(where.side, where.config, state_dir=where.state_dir, model=model)
     if not file.is_file():
         raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
-    folder = settings.state_dir / FOLDER
-    dialogues = list(islice(warming.read_dialogues(file), limit))
+    folder = settings.state_dir / lookup_tables.FOLDER
+    dialogues = list(islice(lookup_tables.read_dialogues(file), limit))
     loaded = open_model(settings, shipped(settings.side))
-    store = TableStore(folder, loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
+    store = lookup_tables.TableStore(folder, loaded.tokenizer.fingerprint, loaded.tokenizer.vocab_size)
     console = Console(stderr=True)
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         read = bar.track(dialogues, description="reading")
-        tokens = warming.warm(loaded, store.base, read, max_tokens=max_tokens, answer_tokens=answer_tokens)
+        tokens = lookup_tables.warm(loaded, store.base, read, max_tokens=max_tokens, answer_tokens=answer_tokens)
     if not store.save_base():
         raise ConfigError(f"the table cannot be written to {folder}: is there room, and may you write there?")
     if as_json:
@@ -74,7 +73,7 @@ def warm(
 
 def list_(where: Where = CLOUD, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
-    from paceline.runtime.lookup_tables.store import FOLDER, table_files
+    from paceline.runtime.lookup_tables import FOLDER, table_files
 
     files = table_files(where.settings.state_dir / FOLDER)
     if as_json:
@@ -98,7 +97,7 @@ def erase(
 
     A running program forgets what it holds of them too, as soon as they ask again, and at the latest when it ends.
     """
-    from paceline.runtime.lookup_tables.store import FOLDER, mark_erased, remove_table, table_files
+    from paceline.runtime.lookup_tables import FOLDER, mark_erased, remove_table, table_files
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")

@@ -22,9 +22,16 @@ from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
 from paceline.engine.model_config import MASKED_KINDS, cache_input, windows
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
-from paceline.engine.self_test import agrees, plain_scores, prompt_for
 from paceline.engine.sequence_table import TableEngine
-from paceline.engine.tensors import engine_error, kv_from_tensors, kv_to_tensors, use_device
+from paceline.engine.tensors import (
+    agrees,
+    engine_error,
+    kv_from_tensors,
+    kv_to_tensors,
+    plain_scores,
+    prompt_for,
+    use_device,
+)
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")

@@ -31,8 +31,8 @@ from paceline.system import may_have_gpu
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from paceline.engine.number_format import DType
     from paceline.engine.paged.attention.backends import Attention
+    from paceline.engine.weights import DType
     from paceline.hub.quantize import Quantization
 
 
@@ -119,7 +119,7 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
     if has_torch:
         import torch
 
-        from paceline.engine.number_format import format_of
+        from paceline.engine.weights import format_of
 
         if not format_of("auto", torch.device("cpu"), directory).by_rows:
             return None
@@ -248,9 +248,8 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from paceline.engine.model_config import max_positions, shape_of
-    from paceline.engine.number_format import choose_format
-    from paceline.engine.quantized import num_weights_of, read_as_stored, tensors_of
     from paceline.engine.tensors import use_device
+    from paceline.engine.weights import choose_format, num_weights_of, read_as_stored, tensors_of
 
     device = torch.device(choose_device(options.device))
     use_device(device)

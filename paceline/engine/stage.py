@@ -25,12 +25,11 @@ from paceline.core.batching.segment import Batch, Segment, SeqId, kept_rows, wit
 from paceline.engine.base import ModelInfo, Output
 from paceline.engine.loader import DEFAULTS, EngineOptions, choose_device, find, fingerprint, quiet
 from paceline.engine.model_config import max_positions
-from paceline.engine.number_format import choose_format, format_of
 from paceline.engine.paged.attention.backends import AttentionBackend, DeviceStep, make_attention
 from paceline.engine.paged.engine import output_of, patch_model
 from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
-from paceline.engine.quantized import read_as_stored, tensors_of
 from paceline.engine.tensors import use_device
+from paceline.engine.weights import choose_format, format_of, read_as_stored, tensors_of
 from paceline.errors import ConfigError, EngineError
 from paceline.wire.stages.messages import HiddenArray, StageCost
 

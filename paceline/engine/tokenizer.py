@@ -22,8 +22,7 @@ from jinja2 import TemplateError
 
 from paceline.engine.base import NO_FIELDS
 from paceline.engine.chat_template import ChatTemplate
-from paceline.engine.thinking import marks_of, switched
-from paceline.engine.tool_formats import format_of
+from paceline.engine.families import format_of, marks_of, switched
 from paceline.errors import ConfigError, PacelineError, RequestError
 
 Message = Mapping[str, object]

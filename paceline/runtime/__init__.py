@@ -2,7 +2,6 @@
 
 service        the protocol that the HTTP surface uses
 node           one side of the program, its implementation
-parts          what a node is made of besides its model and documents
 served_models  several models behind one service
 admission      places of answers, and answers written in stretches
 questions      parts of a question, and whether documents answer them
@@ -10,12 +9,11 @@ policy         what the owner's rules make of a request, and what is kept of the
 reading        what is found out and read of a request
 preparation    from a request to a session that is ready to run
 proof          an answer computed again, and held against what was told
-turnstile      work in turns of its owners
-resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side
+resources      engine, tokenizer, documents, n-gram tables, grammars and statistics of a side; what a node is made of
 sessions       one answer on one side
 engine_loop    the thread that owns an engine
 stages         a model whose layers are spread over processes
-units          processing units: lanes of the engine, threads, the link
+units          processing units: lanes of the engine, threads, the link; work in turns of its owners
 workflows      workflows of agents, served
 endpoint       a stranger's endpoint over HTTP
 outside        answers and agents' texts that it writes

@@ -30,12 +30,11 @@ from paceline.runtime.energy import SAVE_S
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
 from paceline.runtime.link.connection import link_states
 from paceline.runtime.outside import OutsideWriter
-from paceline.runtime.parts import NodeParts
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
 from paceline.runtime.proof import Prover
 from paceline.runtime.reading import Reading
-from paceline.runtime.resources import Resources
+from paceline.runtime.resources import NodeParts, Resources
 from paceline.runtime.service import (
     EmbedderInfo,
     Embeddings,
@@ -50,8 +49,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.output_text import PromptScorer, token_strings
-from paceline.runtime.turnstile import Turnstile
-from paceline.runtime.units import OUTSIDE, PlainWork
+from paceline.runtime.units import OUTSIDE, PlainWork, Turnstile
 from paceline.runtime.workflows.run import Tools, Workflows, own_reranker
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES

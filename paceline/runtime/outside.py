@@ -39,11 +39,10 @@ from paceline.runtime.service import (
     GenerationResult,
     TextDelta,
 )
-from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.driver import Egress, Timeline
 from paceline.runtime.sessions.output_text import StopStrings
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.runtime.sessions.remote import Admit, passages_for
-from paceline.runtime.sessions.timeline import Timeline
 from paceline.runtime.units import OUTSIDE
 from paceline.strategies.base import FinishReason
 from paceline.wire.messages import WRITE

@@ -15,13 +15,13 @@ from typing import Final
 from paceline.core.difficulty import HEAD
 from paceline.core.policy import causes_of
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
-from paceline.engine.thinking import thinking_after
+from paceline.engine.families import thinking_after
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.store.readable import Readable
 from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
-from paceline.runtime.lookup_tables.store import Lifetime
+from paceline.runtime.lookup_tables import Lifetime
 from paceline.runtime.peers import Peers
 from paceline.runtime.policy import HeldAnswer
 from paceline.runtime.questions import parts_asked, unanswered_form
@@ -29,13 +29,12 @@ from paceline.runtime.reading import Begun, Read, Reading
 from paceline.runtime.resources import Resources, without_drafts
 from paceline.runtime.service import AUTO, GenerateRequest, Generation, SharedPrompt
 from paceline.runtime.sessions.client import BegunSession, ClientSession
-from paceline.runtime.sessions.driver import Egress
+from paceline.runtime.sessions.driver import Egress, Timeline
 from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest, model_id
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, query_with_text
 from paceline.runtime.sessions.routing import ALONE, PLAIN, StrategyChoice, alone_by, choose, may_find, wish_of
-from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     Machine,
     MachineConfig,

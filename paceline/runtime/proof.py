@@ -45,7 +45,7 @@ from paceline.runtime.sessions.output_text import MAX_ROWS, PART_BYTES, AnswerTe
 from paceline.runtime.sessions.prepared import PreparedRequest, hashed, model_id
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of, query_with_text
 from paceline.runtime.sessions.remote import search_cloud
-from paceline.runtime.turnstile import Turnstile
+from paceline.runtime.units import Turnstile
 from paceline.strategies.base import SIDES, Branch, OutputRules, Side, other
 from paceline.strategies.proof import Share, TargetRule, log_h_of, tokens_owed
 from paceline.strategies.registry import STRATEGIES

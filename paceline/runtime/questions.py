@@ -17,9 +17,9 @@ from typing import Final
 
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import ModelInfo, TextModel
+from paceline.engine.families import NO_THINKING
 from paceline.engine.reader.pointer import Pointer
 from paceline.engine.reader.question import is_foreign, only_asks, separate_questions
-from paceline.engine.thinking import NO_THINKING
 from paceline.errors import ConfigError
 from paceline.rag.prompt import Messages
 from paceline.rag.records import Passage

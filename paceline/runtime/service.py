@@ -185,7 +185,7 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class Moment:
     """Something that happened in an answer at one side, or several alike that were near in time, see
-    `runtime.sessions.timeline`."""
+    `runtime.sessions.driver`."""
 
     ms: float  # since the answer was asked for
     side: Side

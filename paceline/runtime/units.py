@@ -1,25 +1,66 @@
 """Processing units of a node, through which all of its work passes: lanes of the engine, threads of the host, the
-link.
+link; and the turns that owners of work take.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import AsyncIterator, Callable, Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from paceline.core.fair import FairQueue
 from paceline.core.side import Zone
 from paceline.rag.embedder import compute_here
-from paceline.runtime.turnstile import Turnstile
 from paceline.settings_tables import TASKS, Task
 from paceline.system import cores
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit
+
+
+class Turnstile:
+    """`core.fair.FairQueue` of work that is waited for. Belongs to one event loop."""
+
+    def __init__(self, places: float = math.inf, *, most: int = 1) -> None:
+        """places: at once. most: of one owner."""
+        self._queue = FairQueue(places, most=most)
+
+    async def enter(self, owner: str) -> None:
+        """Wait for a place, to be given back by `leave`. Cancelled, there is none to give back."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+
+        def call() -> None:
+            if turn.cancelled():
+                loop.call_soon(self.leave, owner)
+            else:
+                turn.set_result(None)
+
+        self._queue.enter(owner, call)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._queue.leave(call)
+            if not turn.cancelled():
+                self.leave(owner)
+            raise
+
+    def leave(self, owner: str) -> None:
+        self._queue.give_back(owner)
+
+    @asynccontextmanager
+    async def turn(self, owner: str) -> AsyncIterator[None]:
+        await self.enter(owner)
+        try:
+            yield
+        finally:
+            self.leave(owner)
+
 
 T = TypeVar("T")
 

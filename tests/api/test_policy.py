@@ -18,8 +18,8 @@ from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.resources import Company, NodeParts
 from tests.api.scripted import client_of, running
 from tests.api.surfaces.test_mcp import called
 

@@ -12,7 +12,7 @@ from paceline.commands.main import build
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
-from paceline.runtime.lookup_tables.store import FOLDER, TableStore
+from paceline.runtime.lookup_tables import FOLDER, TableStore
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType
 
 from lab.torch_kernels import TorchKernels
 from paceline.core.batching.segment import SeqId
-from paceline.engine import number_format
+from paceline.engine import weights
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.llama_cpp.engine import load_gguf
@@ -139,8 +139,8 @@ def _made(subject: str, checkpoint: Callable[[str], Path], opened: ExitStack) ->
 def load_stored(directory: Path, name: str, options: EngineOptions = HERE) -> Engine:
     """The engine of a checkpoint in half precision as on a processor that computes in float32 alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(number_format, "computes_bfloat16", lambda: False)
-        patch.setattr(number_format, "_SMALL_MODEL", 0)  # or it would be converted when it is read
+        patch.setattr(weights, "computes_bfloat16", lambda: False)
+        patch.setattr(weights, "_SMALL_MODEL", 0)  # or it would be converted when it is read
         return load_engine(directory, options._replace(device="cpu", dtype="auto"), name=name)
 
 

@@ -17,8 +17,8 @@ from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from paceline.engine.chat_template import ChatTemplate
+from paceline.engine.families import format_of
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
-from paceline.engine.tool_formats import format_of
 from paceline.errors import ConfigError, RequestError
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import loader, number_format
+from paceline.engine import loader, weights
 from paceline.engine.llama_cpp import engine
 from paceline.engine.llama_cpp.library import Exactness
 from paceline.engine.loader import Backend, load_model
@@ -17,8 +17,8 @@ from paceline.models import DEVICE
 def is_slow_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The demonstration's model counts as large, on a processor without arithmetic in bfloat16."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(number_format, "_SMALL_MODEL", 0)
-    monkeypatch.setattr(number_format, "computes_bfloat16", lambda: False)
+    monkeypatch.setattr(weights, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: False)
 
 
 def taken(backend: Backend = "auto") -> tuple[str, str]:
@@ -33,9 +33,9 @@ def test_half_precision_that_torch_would_compute_in_float32_is_copied_for_llama_
 
 
 def test_torch_runs_what_it_computes_in_the_format_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_format, "computes_bfloat16", lambda: True)
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: True)
     assert taken() == ("paged", "bfloat16")
-    monkeypatch.setattr(number_format, "_SMALL_MODEL", 100_000_000)
+    monkeypatch.setattr(weights, "_SMALL_MODEL", 100_000_000)
     assert taken() == ("paged", "float32"), "a small model is as fast there"
     assert not list(tmp_path.glob("paceline/quantized/*"))
 
@@ -52,7 +52,7 @@ def test_without_room_for_a_copy_torch_runs_it(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_without_torch_whatever_llama_cpp_can_run_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_format, "computes_bfloat16", lambda: True)
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: True)
     monkeypatch.setattr(loader, "find_spec", lambda _: None)
     assert taken() == ("llama_cpp", "bf16")
 

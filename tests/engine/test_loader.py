@@ -27,7 +27,7 @@ from transformers import (
 from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, fingerprint, load_engine, load_model
 from paceline.engine.model_config import max_positions, windows
-from paceline.engine.number_format import choose_format
+from paceline.engine.weights import choose_format
 from paceline.errors import ConfigError
 from tests.core.dists import total_variation
 from tests.engine.checkpoints import ARCHITECTURES

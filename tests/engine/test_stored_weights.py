@@ -10,12 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.engine import number_format
+from paceline.engine import weights
 from paceline.engine.loader import EngineOptions, quiet
-from paceline.engine.number_format import choose_format
 from paceline.engine.stage import load_stage
-from paceline.engine.stored_weights import FloatRows, Scratch, StoredLinear
 from paceline.engine.tensors import dists
+from paceline.engine.weights import FloatRows, Scratch, StoredLinear, choose_format
 from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
 from tests.engine.test_weights_memory import mapped_bytes
@@ -73,8 +72,8 @@ def test_weights_are_in_memory_once_and_in_the_mapping_of_their_file(tmp_path: P
 def test_a_stage_keeps_its_weights_in_the_file_s_format(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(number_format, "computes_bfloat16", lambda: False)
-    monkeypatch.setattr(number_format, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: False)
+    monkeypatch.setattr(weights, "_SMALL_MODEL", 0)
     stage = load_stage(checkpoint("half-llama"), 1, 2, EngineOptions(kv_rows=64, device="cpu"))
     assert stage.info.dtype == "float32"
     assert any(isinstance(module, StoredLinear) for module in stage._model.modules())
@@ -110,7 +109,7 @@ def test_only_what_is_computed_in_another_format_on_a_processor_is_converted_by_
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(number_format, "computes_bfloat16", lambda: native)
-    monkeypatch.setattr(number_format, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: native)
+    monkeypatch.setattr(weights, "_SMALL_MODEL", 0)
     chosen = choose_format("auto", torch.device(device), PretrainedConfig(dtype=stored), tmp_path)
     assert (chosen.computed, chosen.by_rows) == (computed, by_rows)

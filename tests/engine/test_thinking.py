@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.fake import EOS, ByteTokenizer
+from paceline.engine.families import Part, ThinkingText, marks_of, thinking_after
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.engine.thinking import Part, ThinkingText, marks_of, thinking_after
 
 MARKS = ("<think>", "</think>")
 MAY, BEGUN = Thinking(*MARKS), Thinking(*MARKS, begun=True)

@@ -17,7 +17,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import RequestError
 from paceline.runtime.energy import DebtFile, SideEnergy
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, Computing, NodeParts
+from paceline.runtime.resources import Company, Computing, NodeParts
 from paceline.strategies.base import SIDES
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import a_request, changed

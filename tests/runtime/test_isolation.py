@@ -26,11 +26,10 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.rag.store.vector_stores import FileSpec
 from paceline.runtime import node as node_module
-from paceline.runtime.lookup_tables.store import FOLDER as TABLES
-from paceline.runtime.lookup_tables.store import TableStore, table_files
+from paceline.runtime.lookup_tables import FOLDER as TABLES
+from paceline.runtime.lookup_tables import TableStore, table_files
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Kept, NodeParts
-from paceline.runtime.resources import Resources
+from paceline.runtime.resources import Kept, NodeParts, Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import SIDES, DraftingMeans, Side, Strategy
 from tests.requests import changed

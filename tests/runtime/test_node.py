@@ -23,7 +23,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, Computing, NodeParts
+from paceline.runtime.resources import Company, Computing, NodeParts
 from paceline.runtime.service import Generation, GenerationResult, TextDelta
 from paceline.runtime.stimuli import StimulusLog
 from paceline.strategies.base import SIDES, Side

@@ -19,7 +19,7 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import admission
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies import joint

@@ -23,8 +23,8 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import peers
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.sessions.base import MaskThreads
 from paceline.runtime.sessions.client import ClientSession
-from paceline.runtime.sessions.mask_threads import MaskThreads
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.wire.messages import RetrievedPassages, SessionFrame, Targets
 from tests.requests import changed

@@ -24,8 +24,8 @@ from paceline.rag.records import MANAGED
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import RuledDocuments
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import STORE, Policing, PolicyGuard, PolicyState
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES

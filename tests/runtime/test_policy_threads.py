@@ -19,8 +19,8 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Known, RuledDocuments
 from paceline.runtime import policy as guarding
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import Policing, PolicyGuard, PolicyState
+from paceline.runtime.resources import Company, NodeParts
 from tests.requests import a_request
 
 HELD = "Velda will have thirty crowns for the lower room in May."

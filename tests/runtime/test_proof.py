@@ -19,8 +19,8 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import PolicyGuard
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import AnswerRecord, GenerateRequest
 from paceline.runtime.sessions.prepared import hashed
 from paceline.strategies.base import SIDES, Side

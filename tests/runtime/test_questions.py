@@ -14,9 +14,9 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.families import NO_THINKING
 from paceline.engine.reader.engine import load_pointer
 from paceline.engine.reader.pointer import Pointer, SpanReading
-from paceline.engine.thinking import NO_THINKING
 from paceline.errors import ConfigError
 from paceline.models import READER
 from paceline.rag.records import Passage

@@ -14,7 +14,7 @@ from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import ConfigError
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Computing, NodeParts
+from paceline.runtime.resources import Computing, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.settings import ServerSettings
 from server.program import opened_draft

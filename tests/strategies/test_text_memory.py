@@ -16,7 +16,7 @@ from paceline.core.drafting.lookup_table import LookupTable, TextMemory
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.lookup_tables.store import TableStore, read_table
+from paceline.runtime.lookup_tables import TableStore, read_table
 from paceline.sealing import PLAIN, Seal, StoreSeal
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies.cases import VOCAB, job

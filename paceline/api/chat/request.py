@@ -42,8 +42,7 @@ from paceline.api.http.body import Schema
 from paceline.api.models import chat_model, switched
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import ModelInfo
-from paceline.engine.thinking import SWITCH, with_thinking
-from paceline.engine.tool_formats import BY_NAME, HERMES, ToolFormat, texts_of
+from paceline.engine.families import BY_NAME, HERMES, SWITCH, ToolFormat, texts_of, with_thinking
 from paceline.errors import RequestError
 from paceline.runtime.service import AskedPrompt, GenerateRequest, Service, SharedPrompt
 from paceline.wire.messages import MAX_TEMPLATE

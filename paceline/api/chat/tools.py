@@ -1,6 +1,6 @@
 """Parts of an answer: the model's thoughts, its text, and calls of tools in the format of the model. Pure.
 
-The format is what a `Constraint` of kind `tools` enforces (`engine/tool_formats.py`), with any blanks around JSON's
+The format is what a `Constraint` of kind `tools` enforces (`engine/families.py`), with any blanks around JSON's
 marks. The output does not depend on where the text is split, so that a streamed answer equals a whole one. Marks, the
 space around them, and a call that ends before its name is complete are dropped; text that only resembles a call is
 content, with its marks.
@@ -17,7 +17,7 @@ from typing import Literal
 
 from pydantic_core import from_json
 
-from paceline.engine.tool_formats import CLOSING, FORMATS, HERMES, TAG, ToolFormat
+from paceline.engine.families import CLOSING, FORMATS, HERMES, TAG, ToolFormat
 from paceline.runtime.service import GenerateEvent, GenerationResult, WorkflowStep
 
 

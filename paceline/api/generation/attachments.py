@@ -27,7 +27,7 @@ from paceline.rag.parsing.parsed import Parsed
 from paceline.rag.parsing.process import ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
 from paceline.runtime.service import Service
-from paceline.runtime.turnstile import Turnstile
+from paceline.runtime.units import Turnstile
 
 MAX_BODY_WITH_FILES = 8 * MAX_BODY  # bytes, of which all but the files may be MAX_BODY
 MAX_FILES = 32  # in one request

@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 from paceline.core.batching.segment import common_length
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.base import TextModel
+from paceline.engine.families import BY_NAME, HERMES, ThinkingMask, ToolFormat
 from paceline.engine.grammar.json_schema import TooLarge, content_of, grammar
-from paceline.engine.thinking import ThinkingMask
-from paceline.engine.tool_formats import BY_NAME, HERMES, ToolFormat
 from paceline.errors import RequestError
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
 from paceline.core.sampling.sampler import Constraint
-from paceline.engine.tool_formats import BY_NAME, CLOSING, HERMES, TAG, TAG_END, texts_of
+from paceline.engine.families import BY_NAME, CLOSING, HERMES, TAG, TAG_END, texts_of
 
 MAX_REMAINDERS = 50_000  # a second of compiling
 MAX_OPTIONAL = 400  # properties of one object that may be left out: masks take 10 ms, and with 500 llguidance gives up

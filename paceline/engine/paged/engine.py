@@ -38,8 +38,7 @@ from paceline.engine.paged.attention.tile_plan import attention as attend
 from paceline.engine.paged.kv_cache import FlatBatch, KvStorage, PagedKvCache
 from paceline.engine.paged.packed_linear import pack, release_mapped_weights
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
-from paceline.engine.self_test import agrees, plain_scores, prompt_for
-from paceline.engine.tensors import use_device
+from paceline.engine.tensors import agrees, plain_scores, prompt_for, use_device
 from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")

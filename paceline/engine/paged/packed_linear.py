@@ -19,8 +19,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
-from paceline.engine.stored_weights import StoredEmbedding, StoredLinear, experts_of, joined
 from paceline.engine.tensors import computes_bfloat16
+from paceline.engine.weights import StoredEmbedding, StoredLinear, experts_of, joined
 from paceline.system import trim_heap
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any

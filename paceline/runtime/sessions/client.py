@@ -12,19 +12,18 @@ from typing import Final, cast
 from paceline.core.batching.pending import Group
 from paceline.core.printable import printable
 from paceline.engine.base import TextModel
-from paceline.engine.thinking import Piece
+from paceline.engine.families import Piece
 from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Logprobs, TextDelta
 from paceline.runtime.sessions.base import EngineSequences, Session
-from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports
+from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports, Timeline
 from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import AnswerText, Written, is_refusal, logprobs_of
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest
 from paceline.runtime.sessions.prompts import REUSED, peer_citations, sharing_words
-from paceline.runtime.sessions.timeline import Timeline
 from paceline.strategies.base import (
     Cancelled,
     Emit,

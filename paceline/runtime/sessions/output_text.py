@@ -13,11 +13,11 @@ from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Thinking
 from paceline.engine.base import TextModel
-from paceline.engine.thinking import Piece, ThinkingText
+from paceline.engine.families import Piece, ThinkingText
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
-from paceline.runtime.turnstile import Turnstile
+from paceline.runtime.units import Turnstile
 
 
 class StopStrings:

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from paceline.core.fair import Shares
 from paceline.core.printable import printable
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.thinking import NO_THINKING
+from paceline.engine.families import NO_THINKING
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.rag.chunk import MAX_PLACE
 from paceline.rag.prompt import MAX_QUERY, passages_text, query_of

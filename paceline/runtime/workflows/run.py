@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.families import NO_THINKING
 from paceline.engine.reader.question import separate_questions
-from paceline.engine.thinking import NO_THINKING
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage

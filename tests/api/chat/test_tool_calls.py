@@ -16,7 +16,7 @@ from paceline.api.chat.tools import (
     ToolCallParser,
     ToolCallStart,
 )
-from paceline.engine.tool_formats import BY_NAME, FORMATS, HERMES, ToolFormat
+from paceline.engine.families import BY_NAME, FORMATS, HERMES, ToolFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 JSON = st.recursive(

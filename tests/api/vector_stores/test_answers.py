@@ -16,7 +16,7 @@ from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import NodeParts, Offer
+from paceline.runtime.resources import NodeParts, Offer
 from tests.api.scripted import ScriptedService, client_of, running, serving
 from tests.api.vector_stores.test_files import BOAT, POLL, client
 

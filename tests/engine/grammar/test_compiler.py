@@ -15,8 +15,8 @@ from jsonschema import Draft202012Validator
 
 from paceline.core.sampling.sampler import MAX_TEXT, Constraint, ConstraintKind, Mask
 from paceline.engine.fake import EOS, ByteTokenizer
+from paceline.engine.families import FORMATS, ToolFormat
 from paceline.engine.grammar.compiler import GrammarCompiler
-from paceline.engine.tool_formats import FORMATS, ToolFormat
 from paceline.errors import RequestError
 
 SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc3", b"\n<tool_call>\n", b"<tool")

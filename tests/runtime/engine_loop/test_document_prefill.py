@@ -27,10 +27,10 @@ from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
-from paceline.runtime.lookup_tables.store import FOLDER as TABLES
-from paceline.runtime.lookup_tables.store import TableStore
+from paceline.runtime.lookup_tables import FOLDER as TABLES
+from paceline.runtime.lookup_tables import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, Kept, NodeParts
+from paceline.runtime.resources import Company, Kept, NodeParts
 from paceline.runtime.service import GenerationResult
 from paceline.settings import AgentSettings
 from paceline.settings_sources import resolve

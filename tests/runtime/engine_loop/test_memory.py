@@ -17,7 +17,7 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.requests import a_request, changed

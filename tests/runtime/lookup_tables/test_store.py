@@ -19,11 +19,10 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
-from paceline.runtime.lookup_tables import store as table_store
-from paceline.runtime.lookup_tables.store import TableStore, mark_erased, table_files
-from paceline.runtime.lookup_tables.warmup import read_dialogues, warm
+from paceline.runtime import lookup_tables
+from paceline.runtime.lookup_tables import TableStore, mark_erased, read_dialogues, table_files, warm
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Kept, NodeParts
+from paceline.runtime.resources import Kept, NodeParts
 from tests.requests import a_request
 
 VOCAB = 300
@@ -77,8 +76,8 @@ async def test_a_table_that_is_asked_for_while_it_is_erased_does_not_come_back(
     tables = store(tmp_path)
     tables.table("anna").record(2, *SUCCESSORS)
     tables.save()
-    again, asked, remove = store(tmp_path), threading.Event(), table_store.remove_table
-    monkeypatch.setattr(table_store, "remove_table", lambda path: asked.wait() and remove(path))
+    again, asked, remove = store(tmp_path), threading.Event(), lookup_tables.remove_table
+    monkeypatch.setattr(lookup_tables, "remove_table", lambda path: asked.wait() and remove(path))
     erasing = asyncio.create_task(again.erase("anna"))
     await asyncio.sleep(0)
     in_use = again.table("anna")
@@ -95,8 +94,8 @@ async def test_an_erasure_goes_on_when_nobody_waits_for_it_any_more(
     tables = store(tmp_path)
     tables.table("anna").record(2, *SUCCESSORS)
     tables.save()
-    gone, remove = threading.Event(), table_store.remove_table
-    monkeypatch.setattr(table_store, "remove_table", lambda path: gone.wait() and remove(path))
+    gone, remove = threading.Event(), lookup_tables.remove_table
+    monkeypatch.setattr(lookup_tables, "remove_table", lambda path: gone.wait() and remove(path))
     erasing = asyncio.create_task(tables.erase("anna"))
     await asyncio.sleep(0)
     erasing.cancel()

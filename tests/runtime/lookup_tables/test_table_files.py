@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.runtime.lookup_tables.store import TableStore, read_table, table_files
+from paceline.runtime.lookup_tables import TableStore, read_table, table_files
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
 VOCAB = 300
@@ -116,7 +116,7 @@ WRITER = """
 import select, sys
 from pathlib import Path
 from paceline.core.drafting.lookup_table import LookupTable
-from paceline.runtime.lookup_tables.store import encode_table, replace_table, write_table
+from paceline.runtime.lookup_tables import encode_table, replace_table, write_table
 from paceline.sealing import PLAIN, StoreSeal
 path = Path(sys.argv[1])
 seal = StoreSeal.of(sys.argv[2], bytes(32)) or PLAIN

@@ -26,8 +26,8 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.endpoint import EndpointLimits, OutsideEndpoint
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
 from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.units import ENGINE, OUTSIDE
 from paceline.runtime.workflows.agent_text import CloudUnits

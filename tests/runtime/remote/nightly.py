@@ -36,7 +36,7 @@ from paceline.engine.remote.opening import open_remote
 from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.core.chi_square import sigmas

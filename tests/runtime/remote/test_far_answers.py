@@ -21,7 +21,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.remote.opening import open_remote
 from paceline.errors import EngineError, EngineRefusal
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from tests.requests import a_request, changed
 from tests.runtime.remote.standin import LEAST, Server, StandIn, installed

@@ -11,7 +11,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import FakeEngine, fake_model
 from paceline.errors import PacelineError
 from paceline.runtime.node import Node
-from paceline.runtime.parts import NodeParts, Offer
+from paceline.runtime.resources import NodeParts, Offer
 from paceline.runtime.served_models import ModelSlot
 
 

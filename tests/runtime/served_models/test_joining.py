@@ -7,7 +7,7 @@ import pytest
 from paceline.engine.fake import fake_model
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Company, NodeParts
+from paceline.runtime.resources import Company, NodeParts
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 

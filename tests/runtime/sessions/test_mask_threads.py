@@ -16,7 +16,7 @@ from paceline.core.sampling.sampler import Constraint, Mask, T
 from paceline.engine.fake import fake_model
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.service import GenerateRequest
-from paceline.runtime.sessions.mask_threads import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads, run_apart
+from paceline.runtime.sessions.base import MOST_OF_ONE, THREADS, MaskBesideLoop, MaskThreads, run_apart
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
@@ -175,7 +175,7 @@ async def test_a_step_waits_for_a_mask_unless_it_took_long_the_last_time(monkeyp
     monkeypatch.setattr(worker, "continued", lambda: told.append("continued"))
     threads = MaskThreads(worker)
     clock = iter([0.0, 0.001, 1.0, 1.03, 2.0, 2.001, 3.0, 3.001])  # s, of each mask's beginning and end
-    monkeypatch.setattr("paceline.runtime.sessions.mask_threads.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("paceline.runtime.sessions.base.time.perf_counter", lambda: next(clock))
     mask = MaskBesideLoop(Watched(_Anything()), threads, "")
     for _ in range(4):
         done = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from paceline.runtime.sessions.mask_threads import can_wait, run_apart, wait_for
+from paceline.runtime.sessions.base import can_wait, run_apart, wait_for
 
 
 def test_code_that_waits_goes_on_where_it_was_when_it_is_called_back() -> None:

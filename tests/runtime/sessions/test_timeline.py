@@ -13,7 +13,7 @@ import pytest
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake import ByteTokenizer
 from paceline.runtime.service import GenerateRequest, GenerationResult, Moment, TextDelta
-from paceline.runtime.sessions.timeline import MAX_MOMENTS, Timeline
+from paceline.runtime.sessions.driver import MAX_MOMENTS, Timeline
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
