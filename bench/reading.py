@@ -24,7 +24,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.parts import Kept, NodeParts
+from paceline.runtime.resources import Kept, NodeParts
 from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, GenerationResult, OutputForm, Sources
 
 from .bootstrap import estimate, ratio_of

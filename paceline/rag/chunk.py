@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 
 from paceline.rag.parsing.kinds import FULL_STOPS, Kind
-from paceline.rag.parsing.parsed import Parsed
+from paceline.rag.parsing.process import Parsed
 from paceline.rag.records import titled
 
 # Where in a document a chunk stands, as people say it: its page, slide, heading, definition, lines or rows.

@@ -23,8 +23,7 @@ from paceline.api.http.body import MAX_BODY, Json, decode_object, read_body, whi
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.routing import Route
 from paceline.errors import DocumentError, ParserLost, RequestError
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import ParserPool, memory_file
+from paceline.rag.parsing.process import Parsed, ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
 from paceline.runtime.service import Service
 from paceline.runtime.units import Turnstile

@@ -2,10 +2,9 @@
 
 kinds    which names are read as what, and every limit
 folders  finding files
-process  the parser processes as their users see them
+process  a document as read; the parser processes as their users see them
 worker   one of them
 sandbox  what is taken from it
-parsed   the result for the caller
 readers  functions of kinds, imported in the parser process only
 
 Nothing here but `readers` parses a document's bytes, and nothing imports numpy or torch, so that a parser starts fast

@@ -22,8 +22,7 @@ from typing import BinaryIO
 from paceline import __version__
 from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
-from paceline.rag.parsing.parsed import MAX_NAME, Parsed
-from paceline.rag.parsing.process import ParserPool
+from paceline.rag.parsing.process import MAX_NAME, Parsed, ParserPool
 
 MAX_TRIES = 3  # of a document whose parser was killed from outside
 _AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB

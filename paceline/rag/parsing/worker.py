@@ -26,8 +26,7 @@ from typing import NoReturn
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.kinds import EMPTY, MAX_FILE_BYTES, MAX_REASON, MAX_TEXT_BYTES, Kind, Limits, kind_of
 from paceline.rag.parsing.readers import missing_library, reader
-from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, too_long
-from paceline.rag.parsing.readers.sniffing import kind_by_content
+from paceline.rag.parsing.readers.content import FailureCode, ReadText, UnreadableError, kind_by_content, too_long
 
 _MAX_MESSAGE = 4096  # bytes
 _READ = 1 << 20  # bytes at a time

@@ -28,8 +28,7 @@ from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
 from paceline.rag.index import HybridIndex, selected_rows, stamp_of
 from paceline.rag.parsing.folders import FoundFile, find_files, is_gone, read_files
-from paceline.rag.parsing.parsed import Parsed, parsed_text
-from paceline.rag.parsing.process import ParserPool
+from paceline.rag.parsing.process import Parsed, ParserPool, parsed_text
 from paceline.rag.records import (
     DEFAULT_COLLECTION,
     MANAGED,

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Literal
 from paceline.errors import ConfigError, RequestError, StorageError, is_full
 from paceline.rag.database import Database
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
-from paceline.rag.parsing.parsed import MAX_NAME
+from paceline.rag.parsing.process import MAX_NAME
 from paceline.sealing import Box, DamagedError, FileSealer
 from paceline.secret_files import private_folder
 

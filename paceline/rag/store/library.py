@@ -25,8 +25,7 @@ from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.index import rank_fusion
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import Around, ParserBudget, ParserPool
+from paceline.rag.parsing.process import Around, Parsed, ParserBudget, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Document, Passage, Vectors, Zone
 from paceline.rag.rows import (

@@ -12,8 +12,7 @@ import pytest
 
 from paceline.errors import DocumentError
 from paceline.rag.parsing.folders import FoundFile, find_files, read_files
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import ParserPool
+from paceline.rag.parsing.process import Parsed, ParserPool
 
 
 @pytest.fixture(scope="module")

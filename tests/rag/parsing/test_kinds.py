@@ -11,8 +11,7 @@ from pypdf import PdfWriter
 from paceline.errors import DocumentError
 from paceline.rag.chunk import split
 from paceline.rag.parsing.kinds import MAX_TEXT_BYTES, MAX_TITLE
-from paceline.rag.parsing.parsed import check_name, parsed_text
-from paceline.rag.parsing.process import ParserProcess
+from paceline.rag.parsing.process import ParserProcess, check_name, parsed_text
 from paceline.rag.parsing.readers import pdf as pdf_reader
 from tests.rag.parsing.made import archive, book, pdf, presentation, scanned, shown, word_document
 

@@ -23,8 +23,15 @@ from paceline.rag.parsing import process as process_module
 from paceline.rag.parsing import sandbox
 from paceline.rag.parsing.folders import FoundFile, read_files
 from paceline.rag.parsing.kinds import MAX_REASON, SUFFIXES, Limits
-from paceline.rag.parsing.parsed import plain_text
-from paceline.rag.parsing.process import BUDGET_S, WINDOW_S, ParserBudget, ParserPool, ParserProcess, memory_file
+from paceline.rag.parsing.process import (
+    BUDGET_S,
+    WINDOW_S,
+    ParserBudget,
+    ParserPool,
+    ParserProcess,
+    memory_file,
+    plain_text,
+)
 from paceline.rag.parsing.readers import READERS, content, reader
 from tests.rag.parsing.made import ENDLESS
 

@@ -13,8 +13,7 @@ import psutil
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.parsing.parsed import Parsed
-from paceline.rag.parsing.process import BUDGET_S, Around, ParserPool
+from paceline.rag.parsing.process import BUDGET_S, Around, Parsed, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import MAX_STARTS, TURN_CHUNKS, Library

@@ -3,8 +3,7 @@
 A reader is a function `(data, name) -> ReadText`, and raises `UnreadableError` with a sentence for the user; any other
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
-content   the result, the text under construction, character sets
-sniffing  kinds by content, zip containers
+content   the result, the text under construction, character sets, kinds by content, zip containers
 text      text, Markdown, code, CSV, JSON and notebooks
 markup    HTML and EPUB, and the trees of `office`
 office    DOCX, PPTX, ODT, and spreadsheets

@@ -12,8 +12,14 @@ from email.policy import default
 
 from paceline.rag.parsing.kinds import kind_of
 from paceline.rag.parsing.readers import reader
-from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
-from paceline.rag.parsing.readers.sniffing import kind_by_content
+from paceline.rag.parsing.readers.content import (
+    ReadText,
+    TextBuilder,
+    UnreadableError,
+    decode,
+    kind_by_content,
+    one_line,
+)
 
 _HEADERS = ("From", "To", "Cc", "Date")
 _MAX_DEPTH = 8  # of messages in messages

@@ -15,8 +15,15 @@ from zipfile import ZipFile
 
 from lxml import etree
 
-from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode, one_line
-from paceline.rag.parsing.readers.sniffing import member, open_archive
+from paceline.rag.parsing.readers.content import (
+    ReadText,
+    TextBuilder,
+    UnreadableError,
+    decode,
+    member,
+    one_line,
+    open_archive,
+)
 from paceline.rag.parsing.readers.text import with_named_cells
 
 _HIDDEN = frozenset({

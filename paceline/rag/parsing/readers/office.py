@@ -21,10 +21,18 @@ from lxml import etree
 
 from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES, kind_of
 from paceline.rag.parsing.readers import reader
-from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, one_line, too_long
+from paceline.rag.parsing.readers.content import (
+    ReadText,
+    TextBuilder,
+    UnreadableError,
+    kind_by_content,
+    member,
+    one_line,
+    open_archive,
+    too_long,
+)
 from paceline.rag.parsing.readers.mail import write_part
 from paceline.rag.parsing.readers.markup import write_tree, xml_member
-from paceline.rag.parsing.readers.sniffing import kind_by_content, member, open_archive
 from paceline.rag.parsing.readers.text import named_rows
 
 _MADE_UP = "powerpoint presentation"  # a title of programs
