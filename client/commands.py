@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 # Options that commands of the client share, each with one spelling.
+URL, AGENT = BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 Url = Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")]
 Key = Annotated[
     str | None,
@@ -42,7 +43,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="write JSON to standard out
 SILENCE_S = 5.0  # a program that is well answers at once, and health checks wait for this one
 WATCH_S = 2.0
 RATES = {"steps": "steps", "rows": "rows", "sent_bytes": "bytes sent", "received_bytes": "bytes received"}
-BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
 
 def status(
@@ -161,9 +161,6 @@ def _link(link: Json) -> str:
     return f"  linked with {link.get('peer')}{told}; sent {sum(sizes.values())} bytes{f' ({kinds})' if kinds else ''}"
 
 
-AGENT = "http://127.0.0.1:8001"
-
-
 def check(
     question: Annotated[str, typer.Argument(help="what would be asked")],
     url: Url = AGENT,
@@ -206,7 +203,6 @@ def check(
 
 
 # ---- `paceline chat` and `verify`, and `mcp` ------------------------------------------------------------------------
-URL = "http://127.0.0.1:8000"
 VERIFY_S = 600.0  # for an answer that is computed while others wait
 
 

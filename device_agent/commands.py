@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import typer
 
-from paceline.commands.options import devices_group, doctor_checks, options
+from paceline.commands.options import Found, devices_group, doctor_checks, options
 from paceline.settings import AgentSettings, NodeSettings, StageSettings
 from paceline.settings_sources import Origins, describe_given
 
 from .activity import activity
 from .setup import join, setup
 from .stage import EXAMPLE, stage
-
-if TYPE_CHECKING:
-    from paceline.commands.options import Found
 
 
 def register(app: typer.Typer) -> None:

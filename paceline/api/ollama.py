@@ -250,7 +250,7 @@ def chat_body(asked: ChatBody | GenerateBody) -> Json:
     return asked.onto(body | ({"top_logprobs": asked.top_logprobs} if asked.logprobs else {}))
 
 
-def raw_body(asked: GenerateBody) -> Json:
+def _raw_body(asked: GenerateBody) -> Json:
     for name, value in (("format", asked.format), ("system", asked.system)):
         if value:
             raise unsupported(name, "It has no place in a raw prompt")
@@ -426,7 +426,7 @@ async def _continue(
             code="insufficient_scope",
             param="raw",
         )
-    call = completion_call(parse(CompletionRequest, raw_body(asked)), service, caller)
+    call = completion_call(parse(CompletionRequest, _raw_body(asked)), service, caller)
     request.state.model = call.model.name  # for the log
     _, generations = await while_connected(request.receive, begin(service, call))
     writer = LineWriter(asked, None, request.state.began)

@@ -160,7 +160,7 @@ def experts_of(module: nn.Module, linear: Callable[[Tensor], nn.Module]) -> Expe
     return Experts(gate_ups, downs, act)
 
 
-def keep_stored(model: PreTrainedModel, quantized: Callable[[nn.Module], Rows | None] = lambda _: None) -> None:
+def _keep_stored(model: PreTrainedModel, quantized: Callable[[nn.Module], Rows | None] = lambda _: None) -> None:
     """Replace the linears, experts and input embedding of a model on the CPU in place, and convert what else it has to
     float32: norms, biases, routers.
 
@@ -426,7 +426,7 @@ def read_as_stored(config: PretrainedConfig, tensors: Mapping[str, Tensor]) -> N
     config.quantization_config = {"quant_method": _METHOD, "modules": modules, "settings": settings}
 
 
-def quantization_of(config: PretrainedConfig, directory: Path) -> str | None:
+def _quantization_of(config: PretrainedConfig, directory: Path) -> str | None:
     """The name of the format in which a checkpoint is quantised; None if it is not.
 
     Raises ConfigError for one that is not known here.
@@ -506,14 +506,14 @@ class NumberFormat:
     def adopt(self, model: PreTrainedModel) -> None:
         """Make a model on the CPU, just read, compute in this format."""
         if self.by_rows:
-            keep_stored(model, rows_of)
+            _keep_stored(model, rows_of)
         elif self.is_stored:
             dequantize(model, self.computed)
 
 
 def choose_format(requested: DType, device: torch.device, config: PretrainedConfig, directory: Path) -> NumberFormat:
     """requested, auto: see `loader.load_model`. Raises ConfigError for a quantisation that is not known here."""
-    quantization = quantization_of(config, directory)
+    quantization = _quantization_of(config, directory)
     stored = config.dtype if isinstance(config.dtype, torch.dtype) else None
     size = sum(file.stat().st_size for file in directory.glob("*.safetensors"))
     on_cpu = device.type == "cpu"

@@ -73,7 +73,7 @@ def find_stored(name: str) -> Path | None:
     return found
 
 
-def gguf_files(folder: Path) -> list[Path]:
+def _gguf_files(folder: Path) -> list[Path]:
     """Models of this folder, by name."""
     return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _PROJECTORS not in path.name]
 
@@ -103,14 +103,14 @@ def _ollama_file(folder: Path, manifest: Path) -> Path | None:
 def _lm_studio(folder: Path) -> Iterator[StoredModel]:
     """PUBLISHER/REPOSITORY/FILE, named by all three; by the first two where there is but one file."""
     for repository in sorted(path for path in folder.glob("*/*") if path.is_dir()):
-        files = gguf_files(repository)
+        files = _gguf_files(repository)
         for path in files:
             name = PurePosixPath(*repository.relative_to(folder).parts, *([] if len(files) == 1 else [path.stem]))
             yield StoredModel(str(name), "lm-studio", path, path.stat().st_size)
 
 
 def _llama_cpp(folder: Path) -> Iterator[StoredModel]:
-    for path in gguf_files(folder):
+    for path in _gguf_files(folder):
         yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
 
 
@@ -333,7 +333,7 @@ def find_gguf(path_or_name: str | Path) -> Path | None:
     program; None for other models. Raises ConfigError for several."""
     path = Path(path_or_name).expanduser()
     if path.is_dir():
-        files = [] if (path / "config.json").is_file() else gguf_files(path)
+        files = [] if (path / "config.json").is_file() else _gguf_files(path)
         if len(files) > 1:
             raise ConfigError(f"{path} holds {len(files)} GGUF files: give one of them, such as {files[0]}.")
         return files[0] if files else None

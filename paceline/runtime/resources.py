@@ -36,7 +36,7 @@ from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables import DocumentTables, Lifetime, TableStore, over
 from paceline.runtime.policy import PolicyGuard
-from paceline.runtime.questions import is_judged
+from paceline.runtime.questions import Judge, is_judged
 from paceline.runtime.sessions.base import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.handoff import Outcomes
 from paceline.runtime.sessions.prompts import scale_of
@@ -57,17 +57,11 @@ from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
 from paceline.wire.messages import Options
 
 if TYPE_CHECKING:
-    from paceline.engine.base import Engine
     from paceline.rag.document_kv import DocumentKvStore
     from paceline.runtime.asking import CloudAsks
     from paceline.runtime.endpoint import OutsideEndpoint
-    from paceline.runtime.lookup_tables import TableStore
-    from paceline.runtime.policy import PolicyGuard
-    from paceline.runtime.questions import Judge
-    from paceline.runtime.sessions.handoff import Outcomes
     from paceline.runtime.stimuli import StimulusLog
     from paceline.runtime.tracing import Tracer
-    from paceline.runtime.units import NodeUnits
 
 
 # ---- arguments of `Node`, grouped by what they are for --------------------------------------------------------------

@@ -53,14 +53,14 @@ def networks(entries: Iterable[str]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(entry, strict=False) for entry in entries)
 
 
-def is_trusted(peer: str, trusted: Sequence[Network]) -> bool:
+def _is_trusted(peer: str, trusted: Sequence[Network]) -> bool:
     address = parsed_address(peer) if trusted else None
     return address is not None and any(address in network for network in trusted)
 
 
 def client_address(peer: str, headers: Iterable[tuple[bytes, bytes]], trusted: Sequence[Network]) -> str:
     """The address that a request counts for. `peer`: of its connection; empty where it has none."""
-    if not is_trusted(peer, trusted):
+    if not _is_trusted(peer, trusted):
         return counted_address(peer)
     values = b",".join(value for name, value in headers if name == b"x-forwarded-for")
     hops = values.decode("latin-1").split(",")
@@ -68,7 +68,7 @@ def client_address(peer: str, headers: Iterable[tuple[bytes, bytes]], trusted: S
         if parsed_address(hop.strip()) is None:
             break
         peer = hop.strip()
-        if not is_trusted(peer, trusted):
+        if not _is_trusted(peer, trusted):
             break
     return counted_address(peer)
 
@@ -104,7 +104,7 @@ class Visitor:
         self.abort = abort
         self.known = False
         # A trusted proxy may open as many connections as it likes before it says for whom.
-        self.address = None if is_trusted(peer, doors.limits.trusted) else counted_address(peer)
+        self.address = None if _is_trusted(peer, doors.limits.trusted) else counted_address(peer)
         self._is_own_user = own_user
         self._doors = doors
         self._owner: str | None = None  # whose share the connection is part of
@@ -202,7 +202,7 @@ def is_local_host(host: str | None) -> bool:
     return named is not None and _is_local(named[1].lower())
 
 
-def is_proxied(names: Iterable[bytes]) -> bool:
+def _is_proxied(names: Iterable[bytes]) -> bool:
     """True if a header is one that a proxy or a tunnel adds to a request. names: of all headers, in lower case."""
     return any(name in _PROXIES or name.startswith(_PROXIES[0]) for name in names)
 
@@ -221,7 +221,7 @@ def _is_local(name: str) -> bool:
     return is_loopback(name) or name.endswith(".localhost")
 
 
-def answer_headers(origin: bytes) -> Headers:
+def _answer_headers(origin: bytes) -> Headers:
     """Headers of every answer to an accepted origin, errors and streams included."""
     return [
         (b"access-control-allow-origin", origin),
@@ -230,7 +230,7 @@ def answer_headers(origin: bytes) -> Headers:
     ]
 
 
-def preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
+def _preflight_headers(asked: bytes | None, *, private_network: bool) -> Headers:
     """Allow the headers that the browser asked for: `*` would not cover Authorization, and SDKs send x-stainless-*."""
     allowed = asked if asked is not None and _HEADER_NAMES.fullmatch(asked) else _USUAL
     headers = [
@@ -401,10 +401,10 @@ class AdmissionMiddleware:
         if is_checked and (code := self._foreign(scope, headers, is_open=is_open)):
             raise RefusedError(Failure(403, _FOREIGN[code], code=code))
         if origin is not None:
-            exchange.extra += answer_headers(origin)
+            exchange.extra += _answer_headers(origin)
         if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
             private = headers.get(b"access-control-request-private-network") == b"true"
-            allowed = preflight_headers(headers.get(b"access-control-request-headers"), private_network=private)
+            allowed = _preflight_headers(headers.get(b"access-control-request-headers"), private_network=private)
             await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
             await exchange.send({"type": "http.response.body", "body": b""})
             return
@@ -427,7 +427,7 @@ class AdmissionMiddleware:
         limits, origin = self.admission.limits, _text(headers.get(b"origin"))
         if not is_open and not is_local_host(_text(headers.get(b"host"))):
             return "host_not_allowed"
-        if not is_open and is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
+        if not is_open and _is_proxied(headers):  # a tunnel runs as this user, and may rewrite the host
             return "proxy_not_allowed"
         if not is_open and origin is None and headers.get(b"sec-fetch-site") == b"cross-site":
             return "origin_not_allowed"
