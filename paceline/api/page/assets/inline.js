@@ -4,7 +4,7 @@
 // links: a page that loaded them would tell another host what a private document says.
 
 import { showFormula } from "./rich.js";
-import { appendRun } from "./run.js";
+import { appendRun, Run } from "./run.js";
 
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 const SAFE = new Set(["http:", "https:", "mailto:"]);
@@ -15,21 +15,36 @@ const SPACE = /\s/;
 const WORD = /[\p{L}\p{N}_]/u;
 const ADDRESS = /https?:\/\/[^\s<>"'`\\]{1,2048}/y;
 const TRAILING = ".,;:!?*_~]"; // behind an address, not of it
+const PIECE = 1000; // characters of plain text that browsers shape together, at least: what grows is shaped anew
+const CUT = / |\p{Script=Han}(?=\p{Script=Han})/gu; // where a line may end in any case
 const ESCAPED = /[!-/:-@[-`{-~]/;
 
 /** The address if a reader may follow it, else null. */
 export function safeAddress(text) {
-  try {
-    const url = new URL(text);
-    // A name before the host, as in bank.example@elsewhere.example, is there to be taken for it.
-    return SAFE.has(url.protocol) && !url.username && !url.password ? url.href : null;
-  } catch {
-    return null; // relative addresses as well: they would lead into this server
-  }
+  if (!URL.canParse(text)) return null; // relative addresses as well: they would lead into this server
+  const url = new URL(text);
+  // A name before the host, as in bank.example@elsewhere.example, is there to be taken for it.
+  return SAFE.has(url.protocol) && !url.username && !url.password ? url.href : null;
 }
 
-export function appendInline(parent, run, depth = 0) {
-  new Inline(run, depth).appendTo(parent);
+/** Show a run in an element without other content. What it showed before and is still read alike keeps its nodes. */
+export function showInline(parent, run) {
+  const parts = new Inline(run, 0).parts();
+  const held = parent.run && run.startsWith(parent.run) ? parent.parts : [];
+  if (!held.length) parent.replaceChildren();
+  for (const [at, part] of parts.entries()) {
+    const { name, end, plain, before = parent.lastChild } = held[at] ?? {};
+    part.before = before;
+    if (name === part.name && end === part.end) continue;
+    if (plain && part.plain?.startsWith(plain) && at === held.length - 1) {
+      appendRun(parent, part.plain.slice(plain.length));
+      continue;
+    }
+    while (parent.lastChild !== before) parent.lastChild.remove();
+    held.length = Math.min(held.length, at);
+    part.append(parent);
+  }
+  Object.assign(parent, { run, parts });
 }
 
 class Inline {
@@ -43,37 +58,53 @@ class Inline {
     this.closers = null; // where each "(" is closed, once one is asked for
   }
 
-  appendTo(parent) {
+  /** What the run is read as, in order: see `construct`; plain text as {plain, end, append}, never two beside each other. */
+  parts() {
+    const parts = [];
+    let plain = [];
     let start = 0;
     let at = 0;
-    const flush = (end) => {
-      if (end > start) appendRun(parent, this.run.slice(start, end));
+    const flush = () => {
+      const run = Run.join([...plain, this.run.slice(start, at)], "");
+      const begin = parts.at(-1)?.end ?? 0;
+      const push = (piece, end) => parts.push({ plain: piece, end, append: (parent) => appendRun(parent, piece) });
+      let from = 0;
+      for (CUT.lastIndex = PIECE; CUT.test(run.text) && CUT.lastIndex < run.length; CUT.lastIndex += PIECE) {
+        push(run.slice(from, CUT.lastIndex), begin + CUT.lastIndex);
+        from = CUT.lastIndex;
+        parts.push(this.element("wbr", 0, 0, begin + from, () => {}));
+      }
+      if (from < run.length) push(run.slice(from, run.length), at);
+      plain = [];
     };
     while (at < this.text.length) {
       const found = this.depth < MAX_DEPTH ? this.construct(at) : null;
       if (found === null) {
         at += 1;
-        continue;
+      } else if (found.append) {
+        flush();
+        parts.push(found);
+        start = at = found.end;
+      } else {
+        plain.push(this.run.slice(start, at));
+        start = at + 1;
+        at = found.end;
       }
-      flush(at);
-      found.append(parent);
-      start = at = found.end;
     }
-    flush(at);
+    flush();
+    return parts;
   }
 
-  /** What begins here: its end, and how to append it; null for plain text. */
+  /** What begins here as {name, end, append}, an escaped character as {end}; null for plain text. */
   construct(at) {
     switch (this.text[at]) {
       case "\n":
-        return { end: at + 1, append: (parent) => parent.append(document.createElement("br")) };
+        return this.element("br", at, at, at + 1, () => {});
       case "$":
         return this.formula(at, "$", "$");
       case "\\":
         if (this.text[at + 1] === "(") return this.formula(at, "\\(", "\\)");
-        return ESCAPED.test(this.text[at + 1] ?? "")
-          ? { end: at + 2, append: (parent) => appendRun(parent, this.run.slice(at + 1, at + 2)) }
-          : null;
+        return ESCAPED.test(this.text[at + 1] ?? "") ? { end: at + 2 } : null;
       case "`":
         return this.code(at);
       case "*":
@@ -101,7 +132,7 @@ class Inline {
     if (size < 1 || source.includes("\n")) return null;
     const end = from + size + closes.length;
     if (opens === "$" && (SPACE.test(source.at(-1)) || WORD.test(this.text[end] ?? ""))) return null;
-    return { end, append: (parent) => parent.append(showFormula(document.createElement("span"), source, false)) };
+    return { name: "formula", end, append: (parent) => parent.append(showFormula(document.createElement("span"), source, false)) };
   }
 
   code(at) {
@@ -164,7 +195,8 @@ class Inline {
     if (end - from >= MAX_URL) return null;
     const address = safeAddress(this.text.slice(from, end));
     if (address === null) return null; // shown as it was written
-    return { end: end + 1, append: (parent) => parent.append(anchor(address, this.run.slice(at + 1, this.bracket), this.deeper())) };
+    const label = this.run.slice(at + 1, this.bracket);
+    return { name: "a", end: end + 1, append: (parent) => parent.append(anchor(address, label, this.deeper())) };
   }
 
   address(at) {
@@ -180,11 +212,12 @@ class Inline {
     const address = safeAddress(shown);
     if (address === null) return null;
     const end = at + shown.length;
-    return { end, append: (parent) => parent.append(anchor(address, this.run.slice(at, end), appendRun)) };
+    return { name: "a", end, append: (parent) => parent.append(anchor(address, this.run.slice(at, end), appendRun)) };
   }
 
   element(name, from, to, end, fill) {
     return {
+      name,
       end,
       append: (parent) => {
         const made = document.createElement(name);
@@ -195,7 +228,7 @@ class Inline {
   }
 
   deeper() {
-    return (parent, run) => appendInline(parent, run, this.depth + 1);
+    return (parent, run) => new Inline(run, this.depth + 1).parts().forEach((part) => part.append(parent));
   }
 }
 

@@ -1,7 +1,7 @@
 // Markdown in blocks: paragraphs, headings, lists, quotes, fenced code, tables. A subset of CommonMark and of GitHub's
 // tables, without HTML. A block that has not changed keeps its nodes, so that an answer can be rendered as it arrives.
 
-import { appendInline } from "./inline.js";
+import { showInline } from "./inline.js";
 import { colourCode, copyButton, showFormula } from "./rich.js";
 import { appendRun, Run } from "./run.js";
 
@@ -16,8 +16,7 @@ const MAX_DEPTH = 8;
 const MAX_COLUMNS = 64;
 const RENDERED = /\.(md|markdown|html?|xhtml|docx|pptx|epub)$/i;
 const BUDGET_MS = 30; // of one rendering
-const MAX_BLOCK = 20_000; // characters: a longer one is shown as it was written
-const MAX_PARAGRAPH = 8000; // likewise: it is made anew each time it grows
+const MAX_BLOCK = 32_000; // characters: a longer one is shown as it was written
 const MAX_BLOCKS = 1500; // what comes after them is one more, shown so if it is long
 const PIECE = 1500; // characters of such a one that are laid out together
 const MAX_FORMULA = 30; // lines
@@ -37,20 +36,20 @@ export function renderMarkdown(container, run, until = 0) {
 }
 
 /**
- * Make the children of a node these parts, {run, build, kind, fill}: one whose run is the same stays as it is, and one of the
- * same kind is filled anew, if `fill` can; it makes the node that `build` would. until: 0 gives it the budget from what is
- * built first on. False: not all could be built in time.
+ * Make the children of a node, from `first` on, these parts, {run, build, kind, fill}: one whose run is the same stays as it is,
+ * and one of the same kind is filled anew, unless `fill` says false; it makes the node that `build` would. until: 0 gives it
+ * the budget from what is built first on. False: not all could be built in time.
  */
-function follow(parent, parts, until = Infinity) {
+function follow(parent, parts, until = Infinity, first = parent.firstElementChild) {
   let whole = true;
-  let shown = parent.firstElementChild;
+  let shown = first;
   for (const { run, build, kind, fill } of parts) {
     const next = shown?.nextElementSibling;
-    const source = `${run.text}\u0000${run.lanes}`;
+    const source = `${kind}\u0000${run.text}\u0000${run.lanes}`;
     if (shown?.source !== source) {
       until ||= performance.now() + BUDGET_MS;
       const late = until < Infinity && performance.now() > until;
-      const filled = !late && kind !== undefined && shown?.kind === kind && fill(shown);
+      const filled = !late && kind !== undefined && shown?.kind === kind && fill(shown) !== false;
       const node = filled ? shown : late ? written(run).build() : build();
       if (late) whole = false;
       else Object.assign(node, { source, kind });
@@ -66,17 +65,18 @@ function follow(parent, parts, until = Infinity) {
   return whole;
 }
 
-/** A part that is filled with parts, in a node of its own. */
-function filledWith(kind, make, parts) {
-  const fill = (node) => {
-    follow(node, parts());
-    return true;
-  };
+/** A part that is an element, which `fill` fills. */
+function filled(name, fill, kind = name, attributes = {}) {
   return { kind, fill, build: () => {
-    const node = make();
+    const node = Object.assign(document.createElement(name), attributes);
     fill(node);
     return node;
   } };
+}
+
+/** A part that is an element with words. */
+function words(name, run, attributes) {
+  return { run, ...filled(name, (node) => showInline(node, run), name, attributes) };
 }
 
 function partsOf(lines, blocks) {
@@ -96,8 +96,8 @@ export function renderDocument(container, name, text) {
 /** A long text in pieces, of which browsers lay out those that are seen. */
 function written(run) {
   const pieces = Array.from({ length: Math.ceil(run.length / PIECE) }, (_, at) => run.slice(at * PIECE, (at + 1) * PIECE));
-  return filledWith("written", () => Object.assign(document.createElement("div"), { className: "as-written" }),
-    () => pieces.map((piece) => ({ run: piece, build: () => element("div", piece, appendRun) })));
+  const parts = pieces.map((piece) => ({ run: piece, build: () => element("div", piece) }));
+  return filled("div", (node) => follow(node, parts), "written", { className: "as-written" });
 }
 
 /** Blocks as {start, end, …}: their lines, and how to make their node (see `follow`). */
@@ -122,9 +122,8 @@ function parseBlock(lines, at, depth) {
   if (fence) return fenced(lines, at, fence);
   const heading = HEADING.exec(text);
   if (heading) {
-    const content = lines[at].slice(heading[0].length).trim();
     // An answer lies below the page's own headings.
-    return { end: at + 1, build: () => element(`h${Math.min(6, heading[1].length + 2)}`, content) };
+    return { end: at + 1, ...words(`h${Math.min(6, heading[1].length + 2)}`, lines[at].slice(heading[0].length).trim()) };
   }
   const formula = FORMULA.exec(text);
   if (formula) {
@@ -148,17 +147,16 @@ function begins(lines, at, depth) {
   return nested || FENCE.test(text) || FORMULA.test(text) || HEADING.test(text) || isRule(text) || isTable(lines, at);
 }
 
-function element(name, run, inline = appendInline) {
+function element(name, run) {
   const made = document.createElement(name);
-  inline(made, run);
+  appendRun(made, run);
   return made;
 }
 
 function paragraph(lines, at, depth) {
   let end = at + 1;
   while (end < lines.length && !BLANK.test(lines[end].text) && !begins(lines, end, depth)) end += 1;
-  const content = Run.join(lines.slice(at, end).map((line) => line.trim()));
-  return { end, ...(content.length > MAX_PARAGRAPH ? written(content) : { build: () => element("p", content) }) };
+  return { end, ...words("p", Run.join(lines.slice(at, end).map((line) => line.trim()))) };
 }
 
 function fenced(lines, at, fence) {
@@ -177,11 +175,10 @@ function fenced(lines, at, fence) {
 /** Bring code that is still being written up to date, if it has only grown. */
 function growCode(figure, content) {
   const code = figure.querySelector("code");
-  if (!content.text.startsWith(code.run.text) || !content.lanes.startsWith(code.run.lanes)) return false;
+  if (!content.startsWith(code.run)) return false;
   appendRun(code, content.slice(code.run.length));
   code.run = content;
   figure.querySelector("button").dataset.copy = content.text;
-  return true;
 }
 
 /** A formula of its own lines, where it ends. */
@@ -206,7 +203,7 @@ function codeBlock(content, language, closed) {
   name.textContent = language || "text";
   const pre = document.createElement("pre");
   pre.tabIndex = 0; // scrolled with the keyboard
-  const code = Object.assign(element("code", content, appendRun), { run: content });
+  const code = Object.assign(element("code", content), { run: content });
   bar.append(name, copyButton(content.text));
   pre.append(code);
   figure.append(bar, pre);
@@ -221,7 +218,7 @@ function quote(lines, at, depth) {
     inner.push(lines[end].slice(QUOTE.exec(lines[end].text)[0].length));
     end += 1;
   }
-  return { end, ...filledWith("quote", () => document.createElement("blockquote"), () => partsOf(inner, parseBlocks(inner, depth + 1))) };
+  return { end, ...filled("blockquote", (node) => follow(node, partsOf(inner, parseBlocks(inner, depth + 1)))) };
 }
 
 function list(lines, at, depth) {
@@ -249,20 +246,23 @@ function list(lines, at, depth) {
     end += 1;
   }
   const first = Number.parseInt(ITEM.exec(lines[at].text)[2], 10);
-  const make = () => Object.assign(document.createElement(ordered ? "ol" : "ul"), ordered && first !== 1 ? { start: first } : {});
-  return { end, ...filledWith(`list ${ordered} ${first}`, make, () => items.map((item) => ({ run: Run.join(item.lines), build: () => itemNode(item, depth) }))) };
+  const fill = (node) => follow(node, items.map((item) => ({ run: Run.join(item.lines), ...filled("li", (li) => fillItem(li, item.lines, depth)) })));
+  return { end, ...filled(ordered ? "ol" : "ul", fill, `list ${ordered} ${first}`, ordered && first !== 1 ? { start: first } : {}) };
 }
 
 function indentOf(text) {
   return text.length - text.trimStart().length;
 }
 
-function itemNode({ lines }, depth) {
-  const node = document.createElement("li");
-  for (const block of parseBlocks(lines, depth + 1)) node.append(block.build());
-  const only = node.firstElementChild;
-  if (only?.tagName === "P") only.replaceWith(...only.childNodes); // tight
-  return node;
+/** Fill an item: the words of its first paragraph without an element of their own, then its other blocks. */
+function fillItem(node, lines, depth) {
+  const blocks = parseBlocks(lines, depth + 1);
+  const tight = blocks[0]?.kind === "p" ? blocks.shift().run : new Run("");
+  const below = node.children[node.children.length - (node.blocks ?? 0)];
+  if (below && !(tight.startsWith(node.run) && node.run.startsWith(tight))) return false;
+  if (!below) showInline(node, tight);
+  follow(node, partsOf(lines, blocks), Infinity, below ?? null);
+  node.blocks = blocks.length;
 }
 
 function cells(line) {
@@ -291,22 +291,17 @@ function table(lines, at) {
   while (end < lines.length && lines[end].text.includes("|")) end += 1;
   const head = cells(lines[at]);
   const sides = cells(lines[at + 1]).map(({ text }) => (text.endsWith(":") ? (text.startsWith(":") ? "middle" : "right") : "left"));
-  const row = (name, line) => {
-    const made = document.createElement("tr");
-    const given = cells(line).slice(0, head.length);
-    given.forEach((content, index) => {
-      const cell = element(name, content);
-      cell.className = `align-${sides[index]}`;
-      made.append(cell);
-    });
+  const row = (name, run) => ({ run, ...filled("tr", (node) => {
+    const given = cells(run).slice(0, head.length).map((content, index) => words(name, content, { className: `align-${sides[index]}` }));
+    const missing = head.length - given.length;
     // One for all that are missing: short rows below many columns would be a page of cells for each of their bytes.
-    if (given.length < head.length) made.insertCell().colSpan = head.length - given.length;
-    return made;
-  };
-  const rows = filledWith("rows", () => document.createElement("tbody"), () => lines.slice(at + 2, end).map((run) => ({ run, build: () => row("td", run) })));
+    if (missing) given.push({ ...words("td", new Run(""), { colSpan: missing }), kind: `missing ${missing}` });
+    follow(node, given);
+  }) });
+  const rows = filled("tbody", (node) => follow(node, lines.slice(at + 2, end).map((run) => row("td", run))));
   const build = () => {
     const made = document.createElement("table");
-    made.createTHead().append(row("th", lines[at]));
+    made.createTHead().append(row("th", lines[at]).build());
     made.append(rows.build());
     const frame = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
     frame.append(made);

@@ -19,8 +19,8 @@ export class Run {
     return new Run(this.text.slice(start, end), this.lanes.slice(start, end));
   }
 
-  plus(other) {
-    return new Run(this.text + other.text, this.lanes + other.lanes);
+  startsWith(other) {
+    return this.text.startsWith(other.text) && this.lanes.startsWith(other.lanes);
   }
 
   trim() {
