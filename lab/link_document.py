@@ -13,9 +13,10 @@ from typing import TypeGuard
 import msgspec
 from msgspec import inspect
 
-from paceline.core.aggregation.weights import SCORE_STEPS
+from paceline.core.aggregation.weights import SCORE_STEPS, BranchMixture
 from paceline.core.batching.segment import Segment
-from paceline.core.sampling.dist import LOWEST_EXPONENT, MANTISSA_BITS, ONE
+from paceline.core.sampling.dist import LOWEST_EXPONENT, MANTISSA_BITS, ONE, Dist
+from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow, SamplingParams
 from paceline.runtime.link.transport import CODE_BYTES, END, LENGTH_BYTES
 from paceline.wire import messages
 from paceline.wire.close_codes import ADVICE, FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
@@ -80,19 +81,20 @@ PARTS = (
     messages.DistPayload,
     messages.RetrievedPassage,
 )
-STAGES: dict[str, tuple[type[msgspec.Struct], ...]] = {
+STAGES: dict[str, tuple[type, ...]] = {
     "From the head": stage_link.FROM_HEAD,
     "From a stage to the head": stage_link.FROM_STAGE,
     "Bulk messages": stage_link.BULK,
     "Parts of these messages": (
         stage_messages.StageCost,
         Segment,
-        stage_sampling.SparseDist,
-        stage_sampling.WantedRow,
-        stage_sampling.HeadRow,
-        stage_sampling.SampledToken,
-        stage_sampling.MixtureRows,
         stage_sampling.Wanted,
+        RowSampling,
+        SamplingParams,
+        BranchMixture,
+        SampledRow,
+        RowHead,
+        Dist,
     ),
 }
 _PLAIN: dict[type[inspect.Type], str] = {
@@ -103,7 +105,9 @@ _PLAIN: dict[type[inspect.Type], str] = {
     inspect.BoolType: "true or false",
     inspect.NoneType: "nil",
     inspect.RawType: "any",
+    inspect.CustomType: "array",
 }
+_EMPTY = frozenset({(Dist, "memo"), (SampledRow, "dists")})  # fields that are never filled
 
 
 def describe() -> str:
@@ -201,9 +205,9 @@ def _stages() -> Iterator[str]:
         most {stage_link.MAX_WAITING} bulk messages that nobody has taken. A batch has at most
         {stage_messages.MAX_ROWS} segments.
 
-        `Bytes` of ids are int32, of probabilities and scores float64, little-endian. Hidden rows have the format that
-        `assign` names, little-endian; keys and values the model's; scores float32. A segment is a map by the names of
-        its fields.
+        Arrays are bytes, little-endian: of ids int32, of places int64, of probabilities and scores float64, of truth
+        values a bit each. Hidden rows have the format that `assign` names, little-endian; keys and values the model's;
+        scores float32. Segments, and what is asked of rows and told of them, are maps by the names of their fields.
     """)
     for title, structs in STAGES.items():
         yield ""
@@ -212,11 +216,12 @@ def _stages() -> Iterator[str]:
             yield from (f"#{line}" if line.startswith("###") else line for line in _struct(struct))
 
 
-def _struct(struct: type[msgspec.Struct]) -> Iterator[str]:
+def _struct(struct: type) -> Iterator[str]:
     info = inspect.type_info(struct)
-    assert isinstance(info, inspect.StructType)
+    assert isinstance(info, inspect.StructType | inspect.DataclassType)
     yield ""
-    yield f"### {struct.__name__}" if info.tag is None else f"### `{info.tag}`: {struct.__name__}"
+    tag = info.tag if isinstance(info, inspect.StructType) else None
+    yield f"### {struct.__name__}" if tag is None else f"### `{tag}`: {struct.__name__}"
     yield ""
     text = (struct.__doc__ or "").strip()
     if text:
@@ -228,16 +233,20 @@ def _struct(struct: type[msgspec.Struct]) -> Iterator[str]:
     yield "| field | type |"
     yield "|---|---|"
     for field in info.fields:
+        if (struct, field.name) in _EMPTY:
+            continue
         yield f"| {field.name} | {_type(field.type)} |"
 
 
 def _type(kind: inspect.Type) -> str:
     match kind:
-        case inspect.StructType(cls=cls):
+        case inspect.StructType(cls=cls) | inspect.DataclassType(cls=cls):
             return f"[{cls.__name__}](#{cls.__name__.lower()})"  # GitHub's anchor of a heading is lower case
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
             bounds = _bounds(kind)
             return f"list{f', {bounds},' if bounds else ''} of ({_type(item)})"
+        case inspect.DictType(key_type=key, value_type=value):
+            return f"map of ({_type(key)}) to ({_type(value)})"
         case inspect.LiteralType(values=values):
             return " or ".join(f"`{value}`" for value in values)
         case inspect.TupleType(item_types=items):

@@ -31,7 +31,20 @@ F = TypeVar("F", bound=Frame)
 
 _INDEX = re.compile(r"\$\[(\d+)\]")
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: object) -> object:
+    """Arrays as bytes, little-endian, of truth values a bit each; numpy's numbers as Python's."""
+    match value:
+        case np.ndarray(dtype=np.dtypes.BoolDType()):
+            return np.packbits(value, bitorder="little").tobytes()
+        case np.ndarray():
+            return value.astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+        case np.generic():
+            return value.item()
+    raise TypeError(f"a {type(value).__name__} is not sent")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _array_decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
 
 

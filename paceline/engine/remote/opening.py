@@ -21,6 +21,7 @@ from paceline.engine.base import ModelInfo, TextModel
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.remote.rows import HEAD
 from paceline.engine.remote.servers import (
+    COMPLETIONS,
     CONNECT_S,
     READ_S,
     SPOILT_TRIES,
@@ -38,7 +39,6 @@ log = logging.getLogger("paceline.engine")
 PROBE_TOKENS: Final = 96  # of prompts at the start: several blocks of a server's prefix cache
 CACHE_TOLERANCE: Final = 0.02  # nats, between scores with and without the prefix cache
 POSITIONS: Final = 4096  # of a server that does not tell
-_NO_STREAM: Final = "start vLLM with --enable-scale-out"
 
 
 def open_remote(
@@ -132,11 +132,11 @@ class _Probe:
     def abilities(self) -> Abilities:
         plain = self._ask({"prompt": self._prompt[:8], "max_tokens": 1, "temperature": 0.0, "return_token_ids": True})
         if plain is None:
-            raise ConfigError(f"The server {self._url} refuses a prompt of token ids at /v1/completions.")
+            raise ConfigError(f"The server {self._url} refuses a prompt of token ids at {COMPLETIONS}.")
         ids = plain["choices"][0].get("token_ids")
         if not (isinstance(ids, list) and len(ids) == 1):
             return Abilities()
-        found = replace(Abilities(returns_ids=True), generates=self._generates())
+        found = Abilities(returns_ids=True)
         first = next((told for told in (self._told(HEAD, prompts=2), self._told(5, prompts=2)) if told), None)
         if first is None:
             return found
@@ -156,9 +156,9 @@ class _Probe:
             decode_s=seconds,
         )
 
-    def _ask(self, body: Mapping[str, Any], path: str = "/v1/completions") -> dict[str, Any] | None:
+    def _ask(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """None for what is refused."""
-        answer = self._client.post(self._url + path, json={**body, "model": self._model})
+        answer = self._client.post(self._url + COMPLETIONS, json={**body, "model": self._model})
         return dict(answer.json()) if answer.status_code == 200 else None
 
     def _told(self, head: int, *, prompts: int) -> dict[int, float] | None:
@@ -191,12 +191,3 @@ class _Probe:
             {"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0, "return_token_ids": True, **fields}
         )
         return None if answer is None else int(answer["choices"][0]["token_ids"][0])
-
-    def _generates(self) -> bool:
-        body = {"token_ids": self._prompt[:8], "sampling_params": {"max_tokens": 1, "temperature": 0.0}}
-        answer = self._client.post(f"{self._url}/inference/v1/generate", json=body | {"model": self._model})
-        if answer.status_code == 403:
-            log.info(
-                "%s gives no access to /inference/v1/generate, so /v1/completions is used: %s", self._url, _NO_STREAM
-            )
-        return answer.status_code == 200 and len(answer.json()["choices"][0]["token_ids"]) == 1

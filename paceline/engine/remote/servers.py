@@ -1,8 +1,8 @@
 """The servers of one model, over HTTP: calls to them, and which is asked when one is lost.
 
-Token ids go in and come out: by `/v1/completions` with `return_token_ids`, or a stream of `/inference/v1/generate`
-where a server has it. A server that returns text alone is taken for plain answers, whose text is encoded here. A server
-that is lost is asked last until it answers again; a call that it did not answer goes to another. Knows no sequences.
+Token ids go in and come out, by `/v1/completions` with `return_token_ids`. A server that returns text alone is taken
+for plain answers, whose text is encoded here. A server that is lost is asked last until it answers again; a call that
+it did not answer goes to another. Knows no sequences.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from paceline.errors import EngineError, EngineRefusal
 
 log = logging.getLogger("paceline.engine")
 
+COMPLETIONS: Final = "/v1/completions"
 CONNECT_S: Final = 5.0
 READ_S: Final = 300.0  # without a byte: a busy server makes a request wait
 AWAY_S: Final = 5.0  # a lost server is asked last for so long
@@ -53,7 +54,6 @@ class Drawn(NamedTuple):
 class Abilities:
     """Abilities that every server of a model has, by trial."""
 
-    generates: bool = False  # `/inference/v1/generate`
     returns_ids: bool = False  # token ids come back
     head: int = 0  # likeliest ids that are told of a token; 0: none
     whole: bool = False  # or all of them
@@ -69,7 +69,6 @@ class Abilities:
 
     def and_those_of(self, other: Abilities) -> Abilities:
         return Abilities(
-            self.generates and other.generates,
             self.returns_ids and other.returns_ids,
             min(self.head, other.head),
             self.whole and other.whole,
@@ -181,7 +180,7 @@ class RemoteModel:
         if row.allowed is not None:
             fields["allowed_token_ids"] = [*map(int, row.allowed[: row.vocab_size].nonzero()[0])]
         body = {"prompt": [*prompt], "max_tokens": 1, "return_token_ids": True, "cache_salt": salt, **fields}
-        answer = await self._post("/v1/completions", body, salt)
+        answer = await self._post(body, salt)
         return self._token(answer["choices"][0]["token_ids"][0])
 
     async def _score(
@@ -191,7 +190,7 @@ class RemoteModel:
         body = scoring(prompts, fields) | {"cache_salt": salt}
         for _ in range(SPOILT_TRIES):
             async with self._turns.taken(names="logprob_token_ids" in fields):
-                answer = await self._post("/v1/completions", body, salt)
+                answer = await self._post(body, salt)
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             if len(choices) != len(prompts):
                 raise EngineError(f"the model's server answered {len(choices)} of {len(prompts)} prompts")
@@ -217,14 +216,9 @@ class RemoteModel:
         fields["stop_token_ids"] = self.eos_ids
         if row.num_top:
             fields["logprobs"] = max(LEAST_HEAD, row.num_top)
-        if self.abilities.generates:
-            path = "/inference/v1/generate"
-            body: dict[str, Any] = {"token_ids": [*prompt], "sampling_params": fields | {"detokenize": False}}
-        else:
-            path = "/v1/completions"
-            body = {"prompt": [*prompt], "return_token_ids": True, "return_tokens_as_token_ids": True, **fields}
+        returned = {"return_token_ids": True, "return_tokens_as_token_ids": True, "stream": True}
         written, last = [*prompt], -1
-        async for event in self._stream(path, body | {"stream": True, "cache_salt": salt}, salt):
+        async for event in self._stream({"prompt": [*prompt], "cache_salt": salt, **returned, **fields}, salt):
             for choice in event.get("choices", ()):
                 if drawn := self._drawn(choice):
                     last = drawn[-1].token
@@ -254,14 +248,6 @@ class RemoteModel:
         ids, told = choice["token_ids"] or (), choice.get("logprobs")
         if not told:
             return [Drawn(self._token(token), {}) for token in ids]
-        if "content" in told:
-            return [
-                Drawn(
-                    self._token(each["token_id"]),
-                    self._known({top["token_id"]: top["logprob"] for top in (*each["top_logprobs"], each)}),
-                )
-                for each in told["content"]
-            ]
         return [Drawn(self._token(token), self._known(likeliest_of(told, place))) for place, token in enumerate(ids)]
 
     def _token(self, token: object) -> int:
@@ -286,11 +272,11 @@ class RemoteModel:
         if client is not None:
             await client.aclose()
 
-    async def _post(self, path: str, body: Mapping[str, Any], salt: str) -> Any:
+    async def _post(self, body: Mapping[str, Any], salt: str) -> Any:
         faults: list[EngineError] = []
         for server in self._order(salt):
             try:
-                answer = await self._open().post(server.url + path, json={**body, "model": server.model})
+                answer = await self._open().post(server.url + COMPLETIONS, json={**body, "model": server.model})
             except httpx.TransportError as error:
                 faults.append(self._lost(server, error))
                 continue
@@ -300,15 +286,14 @@ class RemoteModel:
             faults.append(self._refused(server, answer))
         raise _told_to_client(faults)
 
-    async def _stream(self, path: str, body: Mapping[str, Any], salt: str) -> AsyncIterator[Mapping[str, Any]]:
+    async def _stream(self, body: Mapping[str, Any], salt: str) -> AsyncIterator[Mapping[str, Any]]:
         """Events of a stream. Once it has begun it is cut, not asked for again: the caller knows what has come."""
         faults, now = list[EngineError](), asyncio.get_running_loop().time
         for server in self._order(salt):
             begun = False
             try:
-                async with self._open().stream(
-                    "POST", server.url + path, json={**body, "model": server.model}
-                ) as answer:
+                call = {**body, "model": server.model}
+                async with self._open().stream("POST", server.url + COMPLETIONS, json=call) as answer:
                     if answer.status_code != 200:
                         await answer.aread()
                         faults.append(self._refused(server, answer))

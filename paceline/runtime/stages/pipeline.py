@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,15 +22,15 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, SamplingDefaults
 from paceline.engine.base import Logits, ModelInfo, Output, SampleRequest, Ticket
 from paceline.engine.sampling.row_kernel import HostLogits
-from paceline.errors import EngineError, LocalProtocolError, RemoteProtocolError
+from paceline.errors import EngineError, RemoteProtocolError
 from paceline.runtime.stages.history import Imported
 from paceline.runtime.stages.members import Members
-from paceline.runtime.stages.stage_head import AheadRows, BatchUnderWay, StageHead, StageRequest
+from paceline.runtime.stages.stage_head import BatchUnderWay, StageHead, StageRequest
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages import messages, sampling
 
-_ROW_BYTES = 512  # of a wanted row without its mask, prompt and counts
+_ROW_BYTES = 768  # of a wanted row without its mask, prompt and counts
 
 
 # Of a ticket, a segment, a first and a last row + 1: distributions of rows that the last stage keeps. Waits. Raises
@@ -71,16 +70,14 @@ def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Outpu
     """The result of a batch that has run."""
     done = under.done
     assert done is not None
+    answers = [question.answer for question in under.questions]
+    found = [rows for answer in answers if isinstance(answer, sampling.SampledRows) for rows in answer.rows]
+    sampled = dict(zip(under.ahead, map(tuple, found), strict=False))
     parts: list[Logits] = []
-    for number, size in enumerate(done.sizes):
-        rows = under.ahead[number] if number < len(under.ahead) else None
-        tokens = done.sampled[number]
-        if rows is None or tokens is None:
-            parts.append(FarLogits(handle, number, size, fetch))
-            continue
-        scored = done.kept[number]
-        rows = rows if scored is None else tuple(rows[row] for row in scored)
-        parts.append(FarLogits(handle, number, size, fetch, rows, tuple(map(sampling.sampled_from_wire, tokens))))
+    for number, (size, scored) in enumerate(zip(done.sizes, done.kept, strict=True)):
+        rows = under.ahead.get(number, ())
+        rows = rows if scored is None else tuple(rows[row] for row in scored if row < len(rows))
+        parts.append(FarLogits(handle, number, size, fetch, rows, sampled.get(number, ())))
     return Output(tuple(parts), done.kept)
 
 
@@ -103,10 +100,7 @@ def wanted_of(request: SampleRequest) -> sampling.Wanted | None:
         if len(far) < len(parts):
             return None
         branches.append([(part.batch.ticket, part.segment) for part in far if len(part)])
-    mixture: sampling.MixtureRows | None = (
-        None if request.mixture is None else sampling.mixture_to_wire(request.mixture)
-    )
-    return sampling.Wanted(branches, list(map(sampling.row_to_wire, request.rows)), mixture)
+    return sampling.Wanted(branches, list(map(sampling.row_to_wire, request.rows)), request.mixture)
 
 
 def in_parts(wanted: Sequence[sampling.Wanted]) -> list[list[sampling.Wanted]]:
@@ -123,14 +117,14 @@ def in_parts(wanted: Sequence[sampling.Wanted]) -> list[list[sampling.Wanted]]:
     return parts
 
 
-def _size_of(row: sampling.WantedRow) -> int:
-    return _ROW_BYTES + len(row.allowed or b"") + len(row.prompt or b"") + 12 * len(row.counts)
+def _size_of(row: RowSampling) -> int:
+    masked = 0 if row.allowed is None else len(row.allowed) // 8
+    prompt = 0 if row.prompt is None else row.prompt.nbytes
+    return _ROW_BYTES + masked + prompt + 12 * (len(row.counts) + len(row.params.logit_bias))
 
 
-def answer_of(request: SampleRequest, rows: Sequence[sampling.SampledToken]) -> tuple[SampledRow, ...]:
-    """Raises RemoteProtocolError for what cannot be the answer."""
-    found = tuple(map(sampling.sampled_from_wire, rows))
-    mixture = request.mixture
+def answer_of(request: SampleRequest, rows: Sequence[SampledRow]) -> tuple[SampledRow, ...]:
+    found, mixture = tuple(rows), request.mixture
     if mixture is None or not mixture.heads:
         return found
     count = len(mixture.tokens)
@@ -192,20 +186,22 @@ class RemotePipeline(StageHead):
             self.record(messages.RunBatch(ticket, batch.segments))
         return ticket
 
-    def sample_ahead(self, ticket: Ticket, rows: Sequence[AheadRows]) -> None:
-        """See `base.SamplesAhead`."""
-        if not any(rows):
-            return
+    def sample_ahead(self, ticket: Ticket, rows: Sequence[tuple[RowSampling, ...] | None]) -> None:
+        """See `base.SamplesAhead`: asked before the batch has run, and answered with it."""
+        ahead = {number: each for number, each in enumerate(rows) if each is not None}
         with self.changed:
             under = self.batch(ticket)
-            if under is None or not self.up:
+            if under is None or not ahead:
                 return
-            message = sampling.SampleAhead(
-                ticket, [None if each is None else list(map(sampling.row_to_wire, each)) for each in rows]
-            )
-            with suppress(LocalProtocolError):  # with masks of hundreds of rows it may be too large: asked later
-                self.send(-1, message)
-                under.ahead = rows
+            wanted = [
+                sampling.Wanted([[(ticket, number)]], list(map(sampling.row_to_wire, each)), None)
+                for number, each in ahead.items()
+            ]
+            under.ahead, under.questions = ahead, self._questions(wanted)
+            self.put(under.questions)
+
+    def _questions(self, wanted: Sequence[sampling.Wanted]) -> list[StageRequest]:
+        return [StageRequest(-1, sampling.SampleRows(next(self.numbers), part)) for part in in_parts(wanted)]
 
     def is_ready(self, ticket: Ticket) -> bool:
         with self.changed:
@@ -217,6 +213,7 @@ class RemotePipeline(StageHead):
             while self.batches[0].is_open:
                 self.changed.wait()
             under = self.batches.popleft()
+            self.settle(under.questions)
             self.history.came(ticket)
             assert under.ticket == ticket, f"batch {under.ticket} comes before {ticket}"
             try:
@@ -246,13 +243,13 @@ class RemotePipeline(StageHead):
             if answer is None and (asked := wanted_of(request)) is not None
         }
         if wanted:
-            found: list[list[sampling.SampledToken]] = []
-            parts = in_parts(list(wanted.values()))
-            questions = [StageRequest(-1, sampling.SampleRows(next(self.numbers), part)) for part in parts]
-            for part, answer in zip(parts, self.ask_all(questions), strict=True):
-                if not isinstance(answer, sampling.SampledRows) or len(answer.rows) != len(part):
+            found: list[list[SampledRow]] = []
+            for answer in self.ask_all(self._questions(list(wanted.values()))):
+                if not isinstance(answer, sampling.SampledRows):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
+            if [len(rows) for rows in found] != [len(each.rows) for each in wanted.values()]:
+                raise EngineError("the last stage answered with other rows")
             for place, rows in zip(wanted, found, strict=True):
                 answers[place] = answer_of(requests[place], rows)
         return [

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 
 from paceline.core.batching.segment import Batch
@@ -35,22 +35,6 @@ START_PATIENCE_S = 90.0  # for a process of this machine to be started again, or
 PAUSE_S = 0.5  # between attempts, at most
 
 
-AheadRows = tuple[RowSampling, ...] | None
-
-
-@dataclass(slots=True, eq=False)
-class BatchUnderWay:
-    ticket: Ticket
-    asked: Batch
-    ahead: Sequence[AheadRows] = ()  # how its rows will be sampled, by segment
-    done: BatchDone | None = None
-    error: EngineError | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self.done is None and self.error is None
-
-
 @dataclass(slots=True, eq=False)
 class StageRequest:
     """A question to one stage, asked again after a loss."""
@@ -70,6 +54,21 @@ class StageRequest:
         """To be asked again after a loss: not answered yet, or of rows that an emptied stage holds no more, while
         other stages have not answered."""
         return self.is_open or (self.error is None and isinstance(self.message, messages.ImportRows))
+
+
+@dataclass(slots=True, eq=False)
+class BatchUnderWay:
+    ticket: Ticket
+    asked: Batch
+    ahead: dict[int, tuple[RowSampling, ...]] = field(default_factory=dict)  # how its rows are sampled, by segment
+    questions: list[StageRequest] = field(default_factory=list)  # for these, in their order
+    done: BatchDone | None = None
+    error: EngineError | None = None
+
+    @property
+    def is_open(self) -> bool:
+        has_run = self.done is not None and not any(question.is_open for question in self.questions)
+        return self.error is None and not has_run
 
 
 class StageHead:
@@ -133,6 +132,12 @@ class StageHead:
             if payload is not None:
                 link.send_bulk(*payload)
 
+    def put(self, requests: Sequence[StageRequest]) -> None:
+        """Ask, now or once the pipeline is whole. With the condition held."""
+        self.requests.update((request.message.request, request) for request in requests)
+        for request in requests if self.up else ():
+            self._send_request(request)
+
     def _send_request(self, request: StageRequest) -> None:
         try:
             self.send(request.place, request.message, request.payload)
@@ -159,20 +164,20 @@ class StageHead:
         with self.changed:
             if self.gone is not None:
                 raise EngineError(self.gone)
-            numbers = [request.message.request for request in requests]
-            self.requests.update(zip(numbers, requests, strict=True))
-            if self.up:
-                for request in requests:
-                    self._send_request(request)
+            self.put(requests)
             while any(request.is_open for request in requests):
                 self.changed.wait()
-            for number in numbers:
-                self.requests.pop(number, None)
+            self.settle(requests)
             if done is not None and all(request.error is None for request in requests):
                 self.history.sent(done)
         if errors := [request.error for request in requests if request.error is not None]:
             raise errors[0]
         return [request.answer for request in requests if request.answer is not None]
+
+    def settle(self, requests: Sequence[StageRequest]) -> None:
+        """Nobody waits for these any more. With the condition held."""
+        for request in requests:
+            self.requests.pop(request.message.request, None)
 
     # ---- on the pipeline's loop -------------------------------------------------------------------------------------
     async def _live(self, make: Callable[..., Members], started: Future[None]) -> None:
@@ -205,6 +210,7 @@ class StageHead:
             assert member.link is not None
             member.link.taken()  # whoever asked for it waits
         with self.changed:
+            waiting = [under for under in self.batches if under.is_open]
             match message:
                 case BatchDone(epoch=epoch):
                     if epoch == self.members.epoch:
@@ -221,7 +227,7 @@ class StageHead:
                 case _:
                     return
             self.changed.notify_all()
-        if isinstance(message, BatchDone):
+        if not all(under.is_open for under in waiting):
             for callback in self.callbacks:
                 callback()
 
@@ -233,7 +239,7 @@ class StageHead:
         count = len(under.asked.segments)
         if message.error is not None:
             under.error = EngineError(message.error)
-        elif not len(message.kept) == len(message.sizes) == len(message.sampled) == count:
+        elif not len(message.kept) == len(message.sizes) == count:
             under.error = EngineError("the last stage answered with other rows")
         else:
             under.done = message
@@ -327,6 +333,11 @@ class StageHead:
         for message in self.history.replay():
             rows += sum(len(each.tokens) for each in message.segments) if isinstance(message, messages.RunBatch) else 0
             self._send_all(message)
+        for under in self.batches:
+            if under.is_open:  # what it is to sample may have been dropped otherwise
+                under.done = None
+                for question in under.questions:
+                    question.answer = None
         for request in self.requests.values():
             if request.is_again:
                 request.answer = None

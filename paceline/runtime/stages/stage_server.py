@@ -283,7 +283,7 @@ class StageServer:
 def failure_of(message: Frame, reason: str) -> Frame:
     """What the head is told in place of a result that is too large: it would wait for ever."""
     if isinstance(message, BatchDone):
-        return BatchDone(message.epoch, message.ticket, (), (), [], reason[: messages.MAX_SENTENCE])
+        return BatchDone(message.epoch, message.ticket, (), (), reason[: messages.MAX_SENTENCE])
     assert isinstance(message, messages.Numbered), "all others are answers"
     return messages.RequestFailed(message.request, reason[: messages.MAX_SENTENCE])
 

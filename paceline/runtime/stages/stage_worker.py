@@ -16,7 +16,6 @@ from typing import Protocol
 import numpy as np
 
 from paceline.core.batching.segment import Batch, SeqId
-from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Logits, Output, SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.stage import Stage
@@ -40,113 +39,75 @@ class Outlet(Protocol):
 
 
 Answer = Frame | tuple[messages.KvRows | messages.ScoreRows, bytes]  # the latter: header and payload of a bulk message
+Urgent = sampling.SampleRows | messages.FetchScores
 Parts = list[tuple[Logits | None, tuple[int, ...] | None]]  # by segment: logits, and which of the wanted rows
 
 
 class LastRows:
     """The rows that the last stage has scored, until the head forgets them; sampled there.
 
-    `clear`, `tell` and `has` may be called on any thread, the others on the worker's.
+    `clear`, `forget` and `has` may be called on any thread, the others on the worker's.
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, list[Logits | None]] = {}  # by ticket, of each segment
-        self._ahead: dict[int, sampling.SampleAhead] = {}
+        self._rows: dict[int, Parts] = {}  # by ticket
         self._forgotten: set[int] = set()  # tickets of batches that are to run yet
-        self._lock = threading.Lock()  # of these three
+        self._lock = threading.Lock()  # of these two
         self._sampler = DeviceSampler()
 
     def clear(self) -> None:
         with self._lock:
             self._rows.clear()
-            self._ahead.clear()
             self._forgotten.clear()
 
-    def tell(self, message: sampling.SampleAhead | messages.Forget) -> None:
+    def forget(self, tickets: Sequence[int]) -> None:
         with self._lock:
-            if isinstance(message, sampling.SampleAhead):
-                self._ahead[message.ticket] = message
-                return
-            for ticket in message.tickets:
+            for ticket in tickets:
                 if self._rows.pop(ticket, None) is None:
                     self._forgotten.add(ticket)
-                self._ahead.pop(ticket, None)
-
-    def failed(self, ticket: int) -> None:
-        with self._lock:
-            self._ahead.pop(ticket, None)
-            self._forgotten.discard(ticket)
 
     @staticmethod
-    def tickets(asked: sampling.SampleRows | messages.FetchScores) -> set[int]:
+    def tickets(asked: Urgent) -> set[int]:
         if isinstance(asked, messages.FetchScores):
             return {asked.ticket}
         return {ticket for wanted in asked.wanted for parts in wanted.branches for ticket, _ in parts}
 
-    def has(self, asked: sampling.SampleRows | messages.FetchScores) -> bool:
+    def has(self, asked: Urgent) -> bool:
         with self._lock:
             return self.tickets(asked) <= self._rows.keys()
 
     # ---- on the worker's thread -------------------------------------------------------------------------------------
-    def done(self, epoch: int, ticket: int, parts: Parts) -> sampling.BatchDone:
-        """Keep the rows of a batch that has run, and sample those of which it is known how."""
+    def keep(self, ticket: int, parts: Parts | None) -> None:
+        """What a batch has scored that has run; None: it has failed."""
         with self._lock:
-            ahead = self._ahead.pop(ticket, None)
             if ticket in self._forgotten:
                 self._forgotten.discard(ticket)
-            else:
-                self._rows[ticket] = [logits for logits, _ in parts]
-        kept = tuple(rows for _, rows in parts)
-        sizes = tuple(0 if logits is None else len(logits) for logits, _ in parts)
-        sampled: list[list[sampling.SampledToken] | None] = [None] * len(parts)
-        if ahead is not None and len(ahead.rows) == len(parts):
-            try:
-                self._sample_ahead(ahead, parts, sampled)
-            except EngineLost:
-                raise
-            except Exception as error:  # asked for, it is answered with the error
-                log.warning("rows could not be sampled as soon as they were computed: %s", error)
-        return sampling.BatchDone(epoch, ticket, kept, sizes, sampled, None)
+            elif parts is not None:
+                self._rows[ticket] = parts
 
-    def _sample_ahead(
-        self, ahead: sampling.SampleAhead, parts: Parts, sampled: list[list[sampling.SampledToken] | None]
-    ) -> None:
-        places: list[int] = []
-        requests: list[SampleRequest] = []
-        for place, (wanted, (logits, kept)) in enumerate(zip(ahead.rows, parts, strict=True)):
-            if wanted is None or not logits:
-                continue
-            rows: list[RowSampling] = [sampling.row_from_wire(row) for row in wanted]
-            rows = rows if kept is None else [rows[row] for row in kept]
-            if len(rows) == len(logits):
-                places.append(place)
-                requests.append(SampleRequest(((logits,),), tuple(rows)))
-        for place, found in zip(places, self._sampler(requests) if requests else (), strict=True):
-            sampled[place] = [sampling.sampled_to_wire(row) for row in found]
-
-    def answer(self, asked: sampling.SampleRows | messages.FetchScores, vocab_size: int) -> Answer:
+    def answer(self, asked: Urgent, vocab_size: int) -> Answer:
         if isinstance(asked, messages.FetchScores):
             return self._scores(asked, vocab_size)
         found = self._sampler([self._request(wanted) for wanted in asked.wanted])
-        return sampling.SampledRows(
-            asked.request, [[sampling.sampled_to_wire(row) for row in answer] for answer in found]
-        )
+        return sampling.SampledRows(asked.request, [list(map(sampling.sampled_to_wire, rows)) for rows in found])
 
     def _request(self, wanted: sampling.Wanted) -> SampleRequest:
-        branches = tuple(tuple(self._logits(*part) for part in parts) for parts in wanted.branches)
-        mixture = None if wanted.mixture is None else sampling.mixture_from_wire(wanted.mixture)
-        return SampleRequest(branches, tuple(map(sampling.row_from_wire, wanted.rows)), mixture)
+        found = [[self._part(*part) for part in parts] for parts in wanted.branches]
+        rows = tuple(wanted.rows)
+        if len(found) == len(found[0]) == 1 and (kept := found[0][0][1]) is not None and len(rows) > len(kept):
+            rows = tuple(rows[row] for row in kept)  # asked before the batch had run
+        branches = tuple(tuple(logits for logits, _ in parts if logits is not None) for parts in found)
+        return SampleRequest(branches, rows, wanted.mixture)
 
-    def _logits(self, ticket: int, segment: int) -> Logits:
+    def _part(self, ticket: int, segment: int) -> tuple[Logits | None, tuple[int, ...] | None]:
         with self._lock:
-            rows = self._rows.get(ticket)
-        logits = rows[segment] if rows is not None and segment < len(rows) else None
-        if logits is None:
+            parts = self._rows.get(ticket)
+        if parts is None or segment >= len(parts):
             raise EngineError(f"the scores of batch {ticket} are not kept any more")
-        return logits
+        return parts[segment]
 
     def _scores(self, asked: messages.FetchScores, vocab_size: int) -> tuple[messages.ScoreRows, bytes]:
-        logits = self._logits(asked.ticket, asked.segment)
+        logits, _ = self._part(asked.ticket, asked.segment)
         assert isinstance(logits, DeviceLogits)
         if not asked.first <= asked.stop <= len(logits):
             raise EngineError(f"rows {asked.first} to {asked.stop} of {len(logits)}")
@@ -157,7 +118,6 @@ class LastRows:
 
 Taken = Callable[[], None]  # to be called once a bulk message has been taken, on any thread
 Ordered = Change | RunBatch | messages.ExportRows | ImportRows | messages.CheckRows
-Urgent = sampling.SampleRows | messages.FetchScores
 
 
 class StageWorker(threading.Thread):
@@ -216,8 +176,8 @@ class StageWorker(threading.Thread):
                     self._ordered.append(message)
                 case RunBatch() | messages.ExportRows() | messages.CheckRows():
                     self._ordered.append(message)
-                case sampling.SampleAhead() | messages.Forget():
-                    self._last.tell(message)
+                case messages.Forget(tickets=tickets):
+                    self._last.forget(tickets)
                 case sampling.SampleRows() | messages.FetchScores():
                     self._urgent.append(message)
                 case _:
@@ -430,11 +390,11 @@ class StageWorker(threading.Thread):
         if not self._is_last:
             kept = ((),) * len(asked.segments) if error else messages.kept_of(asked, left)
             self._outlet.to_next(HiddenRows(epoch, message.ticket, kept, error), b"" if error else payload)
-        elif done is None:
-            self._last.failed(message.ticket)
-            self._outlet.to_head(sampling.BatchDone(epoch, message.ticket, (), (), [], error))
         else:
-            self._outlet.to_head(self._last.done(epoch, message.ticket, done))
+            self._last.keep(message.ticket, done)
+            scored = tuple(rows for _, rows in done or ())
+            sizes = tuple(0 if logits is None else len(logits) for logits, _ in done or ())
+            self._outlet.to_head(sampling.BatchDone(epoch, message.ticket, scored, sizes, error))
 
 
 def _scored_of(asked: Batch, left: Batch, output: Output) -> Parts:

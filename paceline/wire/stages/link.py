@@ -47,7 +47,6 @@ FROM_HEAD: tuple[type[Frame], ...] = (
     messages.CheckRows,
     messages.Forget,
     messages.FetchScores,
-    sampling.SampleAhead,
     sampling.SampleRows,
 )
 FROM_STAGE: tuple[type[Frame], ...] = (
@@ -61,7 +60,7 @@ FROM_STAGE: tuple[type[Frame], ...] = (
 )
 BULK: tuple[type[Frame], ...] = (messages.HiddenRows, messages.KvRows, messages.ScoreRows, Credit)
 _kinds = reduce(or_, (Hello, Challenge, Proof, Welcome, Ping, Pong, *FROM_HEAD, *FROM_STAGE, *BULK))
-_decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(_kinds))
+_decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(_kinds, dec_hook=sampling.array_from_wire))
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
@@ -71,7 +70,7 @@ PROMPTS = tuple(f"{style}{question}" for style in STYLES for question in QUESTIO
 GREEDY = SamplingParams(temperature=0.0)
 START_S = 1200.0
 WAIT_S = 3600.0  # for an answer of a busy machine
-SCALE_OUT = ("--enable-scale-out", "--block-size", "32")  # on a CPU else 128: no prompt here would be cached
+BLOCKS = ("--block-size", "32")  # on a CPU else 128: no prompt here would be cached
 T = TypeVar("T")
 AT_ONCE = 8  # requests, as many as the servers take
 LEAST_EXPECTED = 8.0  # of an outcome of a chi-squared test
@@ -354,7 +353,7 @@ async def main() -> None:
     given = parse.parse_args()
     parts, text = given.only.split(","), Tokenizer.load(given.model)
     with ExitStack() as opened:
-        started = [] if given.url else [opened.enter_context(served(given.vllm, given.model, 8137, *SCALE_OUT))]
+        started = [] if given.url else [opened.enter_context(served(given.vllm, given.model, 8137, *BLOCKS))]
         url = given.url or started[0].url
         found: RemoteModel = open_remote([url], given.model, text, name="model")
         typer.echo(str(found.abilities))
@@ -365,10 +364,8 @@ async def main() -> None:
                 for part, strategy in (("sampled", "draft_verify"), ("coin", "aggregate")):
                     if part in parts:
                         typer.echo(await sampled(cloud, found, text, strategy, given.seeds))
-        for generates in (True, False) if {"texts", "speeds"} & {*parts} else ():
+        if {"texts", "speeds"} & {*parts}:
             far = open_remote([url], given.model, text, name="model")
-            far.abilities = replace(far.abilities, generates=generates)
-            typer.echo("/inference/v1/generate" if generates else "/v1/completions")
             async with Node("cloud", ServedModel(far, text), None) as node:
                 if "texts" in parts:
                     typer.echo(await equal_texts(node, text, url, given.tokens))
@@ -378,9 +375,9 @@ async def main() -> None:
             for line in both_sides(url, given.model, given.gguf, 3 * given.tokens):
                 typer.echo(line)
         if "killed" in parts and given.vllm:
-            started.append(opened.enter_context(served(given.vllm, given.model, 8138, *SCALE_OUT)))
+            started.append(opened.enter_context(served(given.vllm, given.model, 8138, *BLOCKS)))
             if len(started) < 2:  # of --url is none killed
-                started.append(opened.enter_context(served(given.vllm, given.model, 8139, *SCALE_OUT)))
+                started.append(opened.enter_context(served(given.vllm, given.model, 8139, *BLOCKS)))
             typer.echo(await killed(started, given.model, text, 3 * given.tokens))
 
 

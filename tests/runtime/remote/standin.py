@@ -51,7 +51,6 @@ class StandIn:
     engine: FakeEngine = field(default_factory=lambda: FakeEngine(seed=1, spread=0.3))
     text: TextModel = field(default_factory=ByteTokenizer)
     head: int = 20
-    generates: bool = True
     key: str | None = None
     ignores: frozenset[str] = frozenset()
     mixes: bool = False  # named ids of one call spoil what those beside it are told, as in vLLM 0.32's first runner
@@ -128,30 +127,10 @@ class StandIn:
             tokens = self.text.encode(body["prompt"])
             return httpx.Response(200, json={"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
         body = {name: value for name, value in body.items() if name not in self.ignores}
-        if path == "/inference/v1/generate":
-            return self._generate(body)
         assert path == "/v1/completions", path
         return self._complete(body)
 
     # ---- calls ------------------------------------------------------------------------------------------------------
-    def _generate(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
-        if not self.generates:
-            text = "Scale-out endpoints are disabled. Start the server with --enable-scale-out."
-            return httpx.Response(403, json={"error": {"message": text, "type": "Forbidden", "code": 403}})
-        fields = body["sampling_params"]
-        drawn = self._drawn(body["token_ids"], fields)
-        if not body.get("stream"):
-            return httpx.Response(200, json={"choices": [{"index": 0, "token_ids": [token for token, _ in drawn]}]})
-
-        def choice(token: int, dist: Dist, finish: str | None) -> dict[str, Any]:
-            told = None
-            if (count := fields.get("logprobs")) is not None:
-                tops = [{"token_id": each, "logprob": value, "rank": None} for each, value in _best(dist, count)]
-                told = {"content": [{"token_id": token, "logprob": _log(dist.prob(token)), "top_logprobs": tops}]}
-            return {"index": 0, "finish_reason": finish, "token_ids": [token], "logprobs": told}
-
-        return _events(drawn, fields, choice)
-
     def _complete(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
         prompt, count = body["prompt"], body.get("logprobs")
         asked = body.get("logprob_token_ids")

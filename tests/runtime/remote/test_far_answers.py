@@ -65,7 +65,6 @@ def server_of(stand_in: StandIn) -> Server:
     return server
 
 
-@pytest.mark.parametrize("generates", [True, False])
 @pytest.mark.parametrize(
     "params",
     [
@@ -75,13 +74,13 @@ def server_of(stand_in: StandIn) -> Server:
         SamplingParams(temperature=0.0, logit_bias={101: -100.0, 113: 3.0}),
     ],
 )
-async def test_a_plain_answer_is_one_call_and_the_text_of_the_model(params: SamplingParams, generates: bool) -> None:
-    stand_in, request = StandIn(generates=generates), changed(ASKED, sampling=params)
+async def test_a_plain_answer_is_one_call_and_the_text_of_the_model(params: SamplingParams) -> None:
+    stand_in, request = StandIn(), changed(ASKED, sampling=params)
     async with far_node(stand_in) as node:
         text, done = await collect(await node.prepare(request))
         ((path, body),) = server_of(stand_in).calls
     assert text == await here(request) and done.strategy == "autoregressive"
-    assert path == ("/inference/v1/generate" if generates else "/v1/completions") and body["stream"]
+    assert path == "/v1/completions" and body["stream"]
 
 
 async def test_a_sampled_plain_answer_is_the_server_s_own_draw_and_the_same_for_a_seed() -> None:
@@ -89,7 +88,7 @@ async def test_a_sampled_plain_answer_is_the_server_s_own_draw_and_the_same_for_
     async with far_node(stand_in) as node:
         texts = {(await collect(await node.prepare(request)))[0] for _ in range(2)}
         other = await collect(await node.prepare(changed(request, sampling=SamplingParams(seed=6))))
-        fields = server_of(stand_in).calls[0][1]["sampling_params"]
+        fields = server_of(stand_in).calls[0][1]
     assert len(texts) == 1 and other[0] not in texts
     assert (fields["seed"], fields["temperature"], fields["top_p"], fields["top_k"]) == (5, 1.0, 1.0, 0)
 
@@ -115,19 +114,15 @@ class Spoiling(StandIn):
         if number % 2 or not event.startswith(b"data: {"):
             return event
         ((choice,),) = json.loads(event[6:]).values()
-        if "content" in choice["logprobs"]:
-            choice["logprobs"]["content"][0]["top_logprobs"] = [{"token_id": 0, "logprob": LEAST}]
-        else:
-            own = f"token_id:{choice['token_ids'][0]}"
-            (tops,) = choice["logprobs"]["top_logprobs"]
-            choice["logprobs"]["top_logprobs"] = [{own: tops[own], "token_id:0": LEAST}]
+        own = f"token_id:{choice['token_ids'][0]}"
+        (tops,) = choice["logprobs"]["top_logprobs"]
+        choice["logprobs"]["top_logprobs"] = [{own: tops[own], "token_id:0": LEAST}]
         return f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
 
 
 @pytest.mark.parametrize("kind", [StandIn, Spoiling])
-@pytest.mark.parametrize("generates", [True, False])
-async def test_logprobs_come_with_the_stream(kind: type[StandIn], generates: bool) -> None:
-    stand_in = kind(generates=generates)
+async def test_logprobs_come_with_the_stream(kind: type[StandIn]) -> None:
+    stand_in = kind()
     async with far_node(stand_in) as node:
         session = await node.prepare(changed(ASKED, top_logprobs=3, max_tokens=6))
         deltas = [event async for event in session.run() if isinstance(event, TextDelta)]
@@ -349,7 +344,7 @@ async def test_a_client_that_leaves_ends_the_server_s_work() -> None:
 
 
 async def test_a_server_that_returns_text_alone_writes_plain_answers_and_no_others() -> None:
-    stand_in = StandIn(generates=False, ignores=frozenset({"return_token_ids"}))
+    stand_in = StandIn(ignores=frozenset({"return_token_ids"}))
     async with far_node(stand_in) as node:
         assert (await collect(await node.prepare(ASKED)))[0] == await here(ASKED)
         constrained = changed(ASKED, constraint=Constraint("regex", "yes|no"))

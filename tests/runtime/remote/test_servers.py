@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,7 @@ def test_the_settings_name_servers_and_doctor_tries_them(tmp_path: Path) -> None
 
 def test_what_a_server_can_do_is_found_by_trial() -> None:
     found = opened(StandIn()).abilities
-    assert found.generates and found.returns_ids and found.lists and found.allows and found.same_cached
+    assert found.returns_ids and found.lists and found.allows and found.same_cached
     assert (found.head, found.whole) == (20, False) and found.missing() == []
     whole = opened(StandIn(head=257))
     assert whole.abilities.whole and whole.info.max_positions == 4096
@@ -69,17 +68,9 @@ def test_a_field_that_is_ignored_without_a_word_is_an_ability_that_is_missing(fi
 
 
 def test_servers_that_differ_do_what_all_of_them_do() -> None:
-    everything, little = opened(StandIn()).abilities, opened(StandIn(head=5, generates=False)).abilities
+    everything, little = opened(StandIn()).abilities, opened(StandIn(head=5)).abilities
     both = everything.and_those_of(little)
-    assert (both.head, both.generates, both.lists) == (5, False, True)
-
-
-def test_a_server_without_the_scale_out_endpoints_is_used_and_the_log_says_how_to_have_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "paceline.engine")
-    assert not opened(StandIn(generates=False)).abilities.generates
-    assert "start vLLM with --enable-scale-out" in caplog.text
+    assert (both.head, both.lists) == (5, True)
 
 
 def test_a_server_that_cannot_be_used_is_refused_with_what_to_do() -> None:
@@ -147,7 +138,7 @@ def choice(token: object, told: str = "null") -> bytes:
 async def test_what_a_server_may_not_send_fails_a_stream_with_a_sentence_that_holds_no_key(
     status: int, content: bytes, said: str
 ) -> None:
-    spoilt = Spoilt(generates=False, status_code=status, content=content, key="hush")
+    spoilt = Spoilt(status_code=status, content=content, key="hush")
     with installed(spoilt, "one") as urls:
         far = open_remote(urls, Path(), ByteTokenizer(), name="fake", key="hush")
         with pytest.raises(EngineError, match=said) as error:

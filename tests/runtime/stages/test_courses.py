@@ -17,8 +17,10 @@ from paceline.engine.loader import EngineOptions
 from paceline.engine.stage import Stage, StageOutput
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
+from paceline.runtime.stages.stage_worker import LastRows
 from paceline.wire.messages import Frame
 from paceline.wire.stages.messages import HiddenArray, PruneRows
+from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, rig
@@ -225,3 +227,17 @@ def test_tokens_are_sampled_at_the_last_stage_with_the_batch_or_behind_it(
             assert one.top is not None and other.top is not None
             assert np.array_equal(one.top.ids, other.top.ids)
             assert np.allclose(one.top.probs, other.top.probs, atol=1e-4)
+
+
+def test_rows_that_a_prune_has_dropped_on_the_way_are_not_sampled(whole: Engine) -> None:
+    rows = tuple(RowSampling(SamplingParams(temperature=0.0), position, 2048) for position in range(3))
+    (logits,) = whole.forward(Batch((Segment(SeqId(9), 0, (5, 6, 7), logits=2),))).logits
+    expected = whole.sample([SampleRequest(((logits,),), rows[1:])])[0]
+    whole.release(SeqId(9))
+    last = LastRows()
+    last.keep(4, [(logits, (1, 2)), (None, ())])
+    asked = SampleRows(1, [Wanted([[(4, segment)]], list(rows), None) for segment in (0, 1)])
+    assert last.has(asked)
+    answer = last.answer(asked, 2048)
+    assert isinstance(answer, SampledRows)
+    assert [[row.token for row in found] for found in answer.rows] == [[row.token for row in expected], []]

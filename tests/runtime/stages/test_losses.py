@@ -21,6 +21,7 @@ from paceline.runtime.stages import links, members, stage_head, stage_worker
 from paceline.runtime.stages.links import StageLink, dial_stage
 from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import Member, Members, Place
+from paceline.runtime.stages.pipeline import FarLogits
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
@@ -77,6 +78,21 @@ def test_rows_that_were_scored_and_not_sampled_are_computed_again(whole: Engine)
         (found,) = pipeline.sample([SampleRequest((output.logits,), rows)])
         assert found[0].token == scratch(whole, (5, 6))[1].argmax()
         assert_same(output.dists[0], scratch(whole, (5, 6))[1:])
+
+
+def test_rows_that_were_to_be_sampled_with_their_batch_still_are(whole: Engine) -> None:
+    rows = tuple(RowSampling(SamplingParams(temperature=0.0), position, 2048) for position in (0, 1))
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS, spares=[None]) as made:
+        pipeline = made.pipeline
+        ticket = pipeline.submit(chain(1, 0, (5, 6)))
+        pipeline.sample_ahead(ticket, [rows])
+        made.stages[1].break_off()
+        output = pipeline.collect(ticket)
+        (part,) = output.logits
+        assert isinstance(part, FarLogits) and len(part.sampled) == 2
+        (found,) = pipeline.sample([SampleRequest((output.logits,), rows)])
+        assert [row.token for row in found] == [dist.argmax() for dist in scratch(whole, (5, 6))]
+        assert not pipeline.requests
 
 
 def test_without_anybody_answers_fail_within_seconds_and_the_stage_may_come_back(
@@ -287,8 +303,8 @@ async def test_a_process_that_ends_at_once_has_failed() -> None:
 
 def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
     assert failure_of(RequestDone(3), "too large") == RequestFailed(3, "too large")
-    done = failure_of(BatchDone(1, 2, (None,), (1,), [None], None), "too large")
-    assert done == BatchDone(1, 2, (), (), [], "too large")
+    done = failure_of(BatchDone(1, 2, (None,), (1,), None), "too large")
+    assert done == BatchDone(1, 2, (), (), "too large")
 
 
 def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import RowHead, RowSampling, SampledRow, SamplingParams
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, dialling_handshake, stage_handshake
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import encode
+from paceline.wire.codec import decode_with, encode
 from paceline.wire.effects import Bulk, Deliver, Disconnected, Effect, Transmit
 from paceline.wire.messages import Frame
+from paceline.wire.stages import link as stage_link
 from paceline.wire.stages.link import BULK_BEGINS, CHUNK, StageMachine, bulk_header
 from paceline.wire.stages.messages import (
     MAX_BULK_BYTES,
@@ -34,6 +38,7 @@ from paceline.wire.stages.messages import (
     unpack_rows,
     without_others,
 )
+from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted, sampled_to_wire
 from tests.wire.identities import frame_of
 
 WINDOW = 64
@@ -317,3 +322,49 @@ def test_what_the_other_end_would_refuse_is_not_sent() -> None:
         encode(PruneRows(1, (2**52,) * (MAX_ROWS * 16), (2**52,) * (MAX_ROWS * 16), None))
     with pytest.raises(LocalProtocolError):
         bulk_header(HiddenRows(1, 1, (), None), memoryview(np.broadcast_to(np.uint8(0), MAX_BULK_BYTES + 1)))
+
+
+def received(message: Frame) -> Frame:
+    """As the other end has it."""
+    return decode_with(stage_link._decoder.decode, encode(message))
+
+
+def test_what_is_asked_of_rows_comes_as_it_was() -> None:
+    params = SamplingParams(0.5, 0.9, 40, 0.1, logit_bias={3: -1.0}, seed=-7, repetition_penalty=1.2)
+    allowed = np.arange(101) % 3 == 0
+    row = RowSampling(params, 9, 101, {np.int64(4): 2}, np.array([1, 5], np.int32), allowed, 3)
+    mixture = BranchMixture((0.0, -1.0), ((0.5, -0.5),), True, (-1,), (0,), (None, np.array([2], np.int32)), True)
+    sent = SampleRows(6, [Wanted([[(1, 0)], []], [row, RowSampling(SamplingParams(), 0, 101)], mixture)])
+    found = received(sent)
+    assert isinstance(found, SampleRows) and found.request == 6
+    (wanted,) = found.wanted
+    got = wanted.rows[0]
+    assert (got.params, got.position, got.vocab_size, got.counts, got.num_top) == (params, 9, 101, {4: 2}, 3)
+    assert got.prompt is not None and got.prompt.tolist() == [1, 5] and got.prompt.dtype == np.int32
+    assert got.allowed is not None and got.allowed[:101].tolist() == allowed.tolist() and not got.allowed[101:].any()
+    assert wanted.rows[1].allowed is None and wanted.mixture is not None
+    assert wanted.mixture.prompts[1] is not None and wanted.mixture.prompts[1].tolist() == [2]
+    assert (wanted.mixture.log_weights, wanted.mixture.evidence) == (mixture.log_weights, mixture.evidence)
+
+
+def test_what_was_sampled_comes_as_it_was_and_what_cannot_be_closes_the_link() -> None:
+    dist = Dist(np.array([2, 7], np.int32), np.array([0.25, 0.5]), 0.25, 1.5)
+    dist.memo["cut"] = Dist(dist.ids, dist.probs)
+    head = RowHead(dist, np.array([1, 0]), np.array([-0.5, -1.0]), -math.inf, 0.125)
+    row = sampled_to_wire(SampledRow(7, dist.kept_at(np.array([0, 1])), (0.5, 0.25), head, (), lambda: (dist,)))
+    found = received(SampledRows(3, [[row], []]))
+    assert isinstance(found, SampledRows)
+    ((got,), none) = found.rows
+    assert not none and (got.token, got.branch_probs, got.dists) == (7, (0.5, 0.25), None)
+    assert got.head is not None and got.head.best.tolist() == [1, 0] and got.head.max_score == -math.inf
+    assert (got.head.dist.ids.tolist(), got.head.dist.probs.tolist()) == ([2, 7], [0.25, 0.5])
+    assert (got.head.dist.tail, got.head.dist.log_norm, got.head.dist.memo) == (0.25, 1.5, {})
+    falling = Dist(np.array([7, 2], np.int32), np.array([0.25, 0.5]))
+    short = Dist(np.array([2], np.int32), np.array([0.25, 0.5]))
+    outside = RowHead(dist.kept_at(np.array([0])), np.array([1]), np.array([0.0]), 0.0, 0.0)
+    for wrong in (SampledRow(7, falling), SampledRow(7, short), SampledRow(7, head=outside), SampledRow(7, dist)):
+        with pytest.raises(RemoteProtocolError):
+            received(SampledRows(3, [[wrong]]))
+    with pytest.raises(RemoteProtocolError):
+        cut = encode(SampledRows(3, [[SampledRow(7, short)]])).replace(b"\xc4\x04\x02\0\0\0", b"\xc4\x03\x02\0\0")
+        decode_with(stage_link._decoder.decode, cut)
