@@ -247,6 +247,49 @@ class SequenceTable:
         return {seq: rows.length for seq, rows in self._rows.items()}
 
 
+class TokenTable(SequenceTable):
+    """The same, with the tokens of all committed rows: what sequences can be computed again from."""
+
+    def __init__(self, *, vocab_size: int, max_positions: int) -> None:
+        super().__init__(vocab_size=vocab_size, max_positions=max_positions)
+        self._tokens: dict[SeqId, list[int]] = {}
+
+    def tokens(self, seq: SeqId) -> tuple[int, ...]:
+        return tuple(self._tokens.get(seq, ()))
+
+    def write(self, segment: Segment) -> PlacedSegment:
+        """Place and record a segment."""
+        (placed,) = self.place(Batch((segment,)))
+        self.written((placed,))
+        return placed
+
+    def written(self, placed: Sequence[PlacedSegment]) -> None:
+        super().written(placed)
+        for segment in placed:
+            self._tokens.setdefault(segment.seq, []).extend(segment.tokens[: segment.committed])
+
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> KeptRows:
+        kept = super().prune(seq, keep, live, horizon)
+        self._tokens.setdefault(seq, []).extend(kept.committed)
+        return kept
+
+    def truncate(self, seq: SeqId, length: int) -> None:
+        super().truncate(seq, length)
+        del self._tokens.get(seq, [])[length:]
+
+    def adopt(self, seq: SeqId, tokens: Sequence[int]) -> None:
+        super().adopt(seq, tokens)
+        self._tokens[seq] = list(tokens)
+
+    def release(self, seq: SeqId) -> None:
+        super().release(seq)
+        self._tokens.pop(seq, None)
+
+    def check(self) -> None:
+        for seq, length in self.lengths().items():
+            assert len(self._tokens[seq]) + self.num_open_rows(seq) == length, (seq, length)
+
+
 def _are_late(names: Sequence[int], rows: CachedRows, horizon: int) -> bool:
     """Rows of these ids have been sent and have not arrived, and no prune has dropped them."""
     return all(rows.last_id < name <= horizon and (name > rows.horizon or name in rows.late_live) for name in names)

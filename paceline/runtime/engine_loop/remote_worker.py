@@ -26,13 +26,13 @@ from paceline.core.aggregation.weights import (
     sample_mixed_row,
 )
 from paceline.core.batching.block_manager import KvPrefix
-from paceline.core.batching.segment import Batch, SeqId
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, process_logits, sample_row
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.remote.rows import HEAD, Settled, ToldRow, head_of, settled, settled_mixture
 from paceline.engine.remote.servers import LEAST_HEAD, MOST_BANNED, Drawn, RemoteModel
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import TokenTable
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import done_of
 from paceline.runtime.engine_loop.requests import Certainty, ForwardRequest, Rows, SequenceOp
@@ -45,44 +45,19 @@ TRIES: Final = 3  # of a stream that is cut, each from the last token on
 Tokens = tuple[int, ...]
 
 
-class TokenLists:
+class TokenLists(TokenTable):
     """The sequences of a worker, as `engine_loop.requests.Sequences` are changed."""
 
-    def __init__(self, vocab_size: int, max_positions: int) -> None:
-        self._table = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
-        self._tokens: dict[SeqId, list[int]] = {}
-
-    def append(self, segment_of: Batch) -> list[Tokens]:
-        """Write the rows of a batch of one segment; the tokens up to each wanted row. Raises EngineError."""
-        (placed,) = self._table.place(segment_of)
-        known = self._tokens.setdefault(placed.seq, [])
-        committed = placed.start - placed.num_open_rows
-        wanted: list[Tokens] = []
-        for row in placed.wanted:
-            path = placed.tokens[: row + 1] if placed.parents is None else self._table.path(placed, row)
-            wanted.append((*known[:committed], *path))
-        known += placed.tokens
-        self._table.written((placed,))
+    def append(self, segment: Segment) -> list[Tokens]:
+        """Write the rows of a segment; the tokens up to each wanted row. Raises EngineError."""
+        (placed,) = self.place(Batch((segment,)))
+        before = self.tokens(placed.seq)
+        wanted = [
+            (*before, *(placed.tokens[: row + 1] if placed.parents is None else self.path(placed, row)))
+            for row in placed.wanted
+        ]
+        self.written((placed,))
         return wanted
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
-        kept = self._table.prune(seq, keep, live, horizon)
-        tokens = self._tokens[seq]
-        tokens[kept.first :] = [tokens[kept.first + row] for row in kept.order]
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        self._table.truncate(seq, length)
-        del self._tokens[seq][length:]
-
-    def release(self, seq: SeqId) -> None:
-        self._table.release(seq)
-        self._tokens.pop(seq, None)
-
-    def length(self, seq: SeqId) -> int:
-        return self._table.length(seq)
-
-    def tokens(self, seq: SeqId) -> Tokens:
-        return tuple(self._tokens[seq])
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002
         return 0
@@ -144,7 +119,7 @@ class RemoteWorker(Worker):
     def __init__(self, model: RemoteModel) -> None:
         super().__init__()
         self._model = model
-        self._sequences = TokenLists(model.info.vocab_size, model.info.max_positions)
+        self._sequences = TokenLists(vocab_size=model.info.vocab_size, max_positions=model.info.max_positions)
         self._streams: dict[SeqId, _Stream] = {}
         self._calls: dict[SeqId, set[asyncio.Task[None]]] = {}  # under way
         self._salts: dict[SeqId, str] = {}  # of answers that share no rows
@@ -185,7 +160,7 @@ class RemoteWorker(Worker):
         segment, sampling = request.segment, request.sampling
         stream = self._streams.get(seq)
         try:
-            prefixes = self._sequences.append(Batch((segment,)))
+            prefixes = self._sequences.append(segment)
         except EngineError as error:
             self._answer(request, error)
             return

@@ -16,7 +16,7 @@ from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest, SequenceEngine
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import TokenTable
 from paceline.errors import EngineError
 
 
@@ -29,7 +29,9 @@ class Sequences(Protocol):
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix: ...
 
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None: ...
+    def prune(
+        self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None
+    ) -> object: ...
 
     def truncate(self, seq: SeqId, length: int) -> None: ...
 
@@ -40,7 +42,6 @@ class Sequences(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    tokens: list[int] = field(default_factory=list)  # of the committed rows that the table knows
     salt: str | None = None  # owner within which its rows are shared; None: they are not
     stored: KvPrefix | None = None  # rows that it may begin with
     later: list[int] = field(default_factory=list)  # tokens of rows that were committed since
@@ -59,7 +60,7 @@ class SequenceRecords:
 
     def __init__(self, engine: SequenceEngine) -> None:
         self._engine = engine
-        self._table = SequenceTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
+        self._table = TokenTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
         self._records: dict[SeqId, _Record] = {}
 
     def submitted(self, batch: Batch) -> None:
@@ -70,7 +71,7 @@ class SequenceRecords:
                 record = self._records[segment.seq] = _Record()
             if record.tree is not None or not self._table.is_settled(segment.seq):
                 self._settle(segment.seq)
-                self._write(record, segment)
+                self._table.write(segment)
             elif segment.parents is None:
                 record.later += segment.tokens
             else:
@@ -86,8 +87,7 @@ class SequenceRecords:
     def rows_of(self, seq: SeqId) -> tuple[Segment, ...]:
         """Segments that write all rows of a sequence: the committed ones as a chain, then the open tree."""
         self._settle(seq)
-        tree, record = self._table.tree(seq), self._records.get(seq)
-        tokens = tuple(record.tokens) if record is not None else ()
+        tree, tokens = self._table.tree(seq), self._table.tokens(seq)
         chain = (Segment(seq, 0, tokens, None, "none"),) if tokens else ()
         if not tree.tokens:
             return chain
@@ -130,14 +130,13 @@ class SequenceRecords:
             record.tree = None
         else:
             self._settle(seq)
-            record.tokens += self._table.prune(seq, keep, live, horizon).committed
+            self._table.prune(seq, keep, live, horizon)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         if self._is_resident(seq):
             self._engine.truncate(seq, length)
         self._settle(seq)
         self._table.truncate(seq, length)
-        del self._records[seq].tokens[length:]
 
     def release(self, seq: SeqId) -> None:
         self._engine.release(seq)
@@ -153,8 +152,7 @@ class SequenceRecords:
     def check(self) -> None:
         for seq in self._records:
             self._settle(seq)
-        for seq, length in self._table.lengths().items():
-            assert len(self._records[seq].tokens) + self._table.num_open_rows(seq) == length, (seq, length)
+        self._table.check()
 
     def _settle(self, seq: SeqId) -> None:
         """Tell the table what has only been noted of a sequence."""
@@ -164,18 +162,13 @@ class SequenceRecords:
         if record.later:
             chain = Segment(seq, self._table.length(seq), tuple(record.later), None, "none")
             record.later.clear()
-            self._write(record, chain)
+            self._table.write(chain)
         if record.tree is not None:
             tree, record.tree = record.tree, None
-            self._write(record, tree)
-
-    def _write(self, record: _Record, segment: Segment) -> None:
-        (placed,) = self._table.place(Batch((segment,)))
-        self._table.written((placed,))
-        record.tokens += placed.tokens[: placed.committed]
+            self._table.write(tree)
 
     def _begun(self, seq: SeqId, tokens: Sequence[int], salt: str | None, stored: KvPrefix | None) -> None:
-        self._records[seq] = _Record(list(tokens), salt, stored)
+        self._records[seq] = _Record(salt, stored)
         self._table.adopt(seq, tokens)
 
     def _is_resident(self, seq: SeqId) -> bool:

@@ -14,7 +14,7 @@ from itertools import count
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
-from paceline.engine.sequence_table import SequenceTable
+from paceline.engine.sequence_table import SequenceTable, TokenTable
 from paceline.errors import EngineError
 from paceline.wire.stages.messages import Change, PruneRows, ReleaseRows, RunBatch, TruncateRows
 
@@ -41,13 +41,12 @@ class History:
     _log: deque[Entry] = field(default_factory=deque)
     _needed: set[int] = field(default_factory=set)  # tickets in the log whose results are
     _open: set[int] = field(default_factory=set)  # those of them whose results have not come
-    _tokens: dict[SeqId, list[int]] = field(default_factory=dict)  # of the committed rows of the base
     _lost: set[SeqId] = field(default_factory=set)  # with a step that failed
     _again: Iterator[int] = field(default_factory=lambda: count(AGAIN))
-    _table: SequenceTable = field(init=False)
+    _base: TokenTable = field(init=False)
 
     def __post_init__(self) -> None:
-        self._table = SequenceTable(vocab_size=self.vocab_size, max_positions=self.max_positions)
+        self._base = TokenTable(vocab_size=self.vocab_size, max_positions=self.max_positions)
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
@@ -78,14 +77,13 @@ class History:
         self._log.clear()
         self._needed.clear()
         self._open.clear()
-        self._tokens.clear()
         self._lost.clear()
         self.__post_init__()
 
     def replay(self) -> Iterator[RunBatch | Change]:
         """What builds the sequences up in empty stages. Batches whose results nobody needs have tickets of their own,
         from `AGAIN` on."""
-        for seq in self._tokens:
+        for seq in self._base.lengths():
             yield from self._rows_of(seq)
         for entry in self._log:
             if isinstance(entry, Imported):
@@ -112,7 +110,7 @@ class History:
     def _rows_of(self, seq: SeqId) -> Iterator[RunBatch | Change]:
         """The committed rows as a chain, then the open tree. Below a committed row that has an id, later segments may
         name it, so it is committed once more by a prune."""
-        tokens, tree, anchor = tuple(self._tokens[seq]), self._table.tree(seq), self._table.anchor(seq)
+        tokens, tree, anchor = self._base.tokens(seq), self._base.tree(seq), self._base.anchor(seq)
         if anchor == ROOT or not tokens:
             yield from self._chain(seq, tokens)
             if tree.tokens:
@@ -122,47 +120,36 @@ class History:
         parents = tuple(anchor if parent == ROOT else parent for parent in tree.parent_ids)
         rows = Segment(seq, len(tokens) - 1, (tokens[-1], *tree.tokens), (ROOT, *parents), "none", (anchor, *tree.ids))
         yield self._anew(rows)
-        yield PruneRows(seq, (anchor,), tree.ids, max(anchor, self._table.last_id(seq)))
+        yield PruneRows(seq, (anchor,), tree.ids, max(anchor, self._base.last_id(seq)))
 
     def _apply(self, entry: Entry) -> None:
         """To the base. What a stage would refuse loses its sequence, as there."""
         for each in entry.segments if isinstance(entry, RunBatch) else (entry,):
             seq = SeqId(each.seq)
             if isinstance(each, ReleaseRows):
-                self._table.release(seq)
-                self._tokens.pop(seq, None)
+                self._base.release(seq)
                 self._lost.discard(seq)
             elif seq not in self._lost:
                 try:
                     self._change(seq, each)
                 except EngineError:
-                    self._lose(seq)
+                    self._base.release(seq)
+                    self._lost.add(seq)
 
     def _change(self, seq: SeqId, change: Segment | Imported | Change) -> None:
         match change:
             case Segment():
-                placed = self._table.place(Batch((change,)))
-                self._table.written(placed)
-                self._tokens.setdefault(seq, []).extend(placed[0].tokens[: placed[0].committed])
+                self._base.write(change)
             case PruneRows(keep=keep, live=live, horizon=horizon):
-                kept = self._table.prune(seq, keep, live, horizon)
-                self._tokens.setdefault(seq, []).extend(kept.committed)
+                self._base.prune(seq, keep, live, horizon)
             case TruncateRows(length=length):
-                self._table.truncate(seq, length)
-                del self._tokens.get(seq, [])[length:]
+                self._base.truncate(seq, length)
             case Imported(tokens=tokens):
-                self._table.adopt(seq, tokens)
-                self._tokens[seq] = list(tokens)
-
-    def _lose(self, seq: SeqId) -> None:
-        self._table.release(seq)
-        self._tokens.pop(seq, None)
-        self._lost.add(seq)
+                self._base.adopt(seq, tokens)
 
     def check(self) -> None:
         """Assert the invariants."""
-        for seq, length in self._table.lengths().items():
-            assert len(self._tokens[seq]) + self._table.num_open_rows(seq) == length, (seq, length)
+        self._base.check()
 
 
 class SentRows:

@@ -254,9 +254,9 @@ async def test_a_stream_that_finishes_without_tokens_costs_calls_and_no_text(fin
 
 async def test_a_server_that_keeps_the_end_to_itself_ends_an_answer() -> None:
     class Silent(StandIn):
-        def _generate(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
+        def _complete(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
             if not body.get("stream"):
-                return super()._generate(body)
+                return super()._complete(body)
             choices = ({"token_ids": [97], "finish_reason": None}, {"token_ids": [], "finish_reason": "stop"})
             return iter(f"data: {json.dumps({'choices': [choice]})}\n\n".encode() for choice in choices)
 
