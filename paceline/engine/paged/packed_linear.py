@@ -223,11 +223,11 @@ _MAPS = Path("/proc/self/smaps")
 _KEPT_ROWS = 64  # of an embedding that are read before its pages are given back: some 4 to 16 MiB
 
 
-def release_mapped_weights(model: nn.Module) -> int:
-    """Copy small tensors out of mapped files, give the pages of the files back; returns how many bytes of mappings."""
+def release_mapped_weights(model: nn.Module) -> None:
+    """Copy small tensors out of mapped files, and give the pages of the files back."""
     ranges = _mapped_files()
     if not ranges:
-        return 0
+        return
     embeddings = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
@@ -238,12 +238,12 @@ def release_mapped_weights(model: nn.Module) -> int:
                 continue  # its table stays in the mapping, as the weights of stored linears do
             if isinstance(value, torch.Tensor) and _range_of(value, ranges) is not None:
                 setattr(module, name, value.clone())
-    given = sum(_give_back(first, stop) for first, stop in ranges)
+    for first, stop in ranges:
+        _give_back(first, stop)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and (found := _range_of(module.weight, ranges)) is not None:
             module.register_forward_hook(_PagesOfEmbedding(*found))
     trim_heap()
-    return given
 
 
 class _PagesOfEmbedding:
@@ -289,10 +289,8 @@ def _range_of(tensor: torch.Tensor, ranges: list[tuple[int, int]]) -> tuple[int,
     return next((each for each in ranges if each[0] <= address < each[1]), None)
 
 
-def _give_back(first: int, stop: int) -> int:
+def _give_back(first: int, stop: int) -> None:
     """Drop the pages of a mapped file from this process."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(stop - first), mmap.MADV_DONTNEED):
         log.debug("memory of weights could not be given back: error %d", ctypes.get_errno())
-        return 0
-    return stop - first

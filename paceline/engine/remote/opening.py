@@ -137,10 +137,10 @@ class _Probe:
         if not (isinstance(ids, list) and len(ids) == 1):
             return Abilities()
         found = Abilities(returns_ids=True)
-        first = next((told for told in (self._told(HEAD, prompts=2), self._told(5, prompts=2)) if told), None)
+        first = next((told for told in (self._told(HEAD), self._told(5)) if told), None)
         if first is None:
             return found
-        again = self._told(len(first), prompts=2)
+        again = self._told(len(first))
         begun = time.perf_counter()
         self._ask({"prompt": self._prompt, "max_tokens": 1, "temperature": 0.0})
         seconds = time.perf_counter() - begun
@@ -161,9 +161,9 @@ class _Probe:
         answer = self._client.post(self._url + COMPLETIONS, json={**body, "model": self._model})
         return dict(answer.json()) if answer.status_code == 200 else None
 
-    def _told(self, head: int, *, prompts: int) -> dict[int, float] | None:
-        """Likeliest ids behind the prompt, asked for with others; None unless so many are told of each."""
-        asked = [self._prompt, *(self._prompt[:-each] for each in range(1, prompts))]
+    def _told(self, head: int) -> dict[int, float] | None:
+        """Likeliest ids behind the prompt, asked for with another; None unless so many are told of each."""
+        asked = [self._prompt, self._prompt[:-1]]
         for _ in range(SPOILT_TRIES):  # by others' calls, if there are any
             answer = self._ask(scoring(asked, {"logprobs": head}))
             try:
@@ -171,7 +171,7 @@ class _Probe:
                 told = [likeliest_of(each["logprobs"], 0) for each in sorted(choices, key=lambda each: each["index"])]
             except (KeyError, TypeError, ValueError):
                 return None
-            if len(told) != prompts:
+            if len(told) != len(asked):
                 return None
             if all(len(each) >= head for each in told):
                 return told[0]
