@@ -21,6 +21,7 @@ from typing import Any, cast
 
 import msgspec
 import torch
+from torch import Tensor
 
 from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
@@ -30,7 +31,7 @@ from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import HiddenArray, HiddenRows
+from paceline.wire.stages.messages import HiddenRows
 
 
 class PacedStage:
@@ -42,7 +43,7 @@ class PacedStage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> StageOutput:
         began = time.perf_counter()
         output = self._inner.forward(batch, hidden)
         if rows := output.batch.num_rows:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import numpy as np
 import psutil
 import torch
 from safetensors import safe_open
@@ -31,7 +30,7 @@ from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.tensors import use_device
 from paceline.engine.weights import choose_format, format_of, read_as_stored, tensors_of
 from paceline.errors import ConfigError, EngineError
-from paceline.wire.stages.messages import HiddenArray, StageCost
+from paceline.wire.stages.messages import RowFormat, StageCost
 
 LAYER = re.compile(r"(?P<before>(?:\w+\.)*?(?:layers|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)")
 HEAD = re.compile(r"(lm_head|embed_out)\.")
@@ -45,8 +44,24 @@ class StageOutput:
     """Hidden rows for the next stage; from the last stage the logits of the requested rows."""
 
     batch: Batch  # for the next stage: what was given, without the rows that a prune had dropped before they came
-    hidden: HiddenArray | None  # (rows of `batch`, d_model)
+    hidden: Tensor | None  # (rows of `batch`, d_model)
     output: Output | None  # of the segments given
+
+
+def rows_to_bytes(hidden: Tensor, format: RowFormat) -> bytes:
+    """hidden: (rows, d_model). In float16, what is larger than its greatest number becomes that number."""
+    dtype: torch.dtype = getattr(torch, format)
+    if dtype == torch.float16:
+        hidden = hidden.clamp(torch.finfo(dtype).min, torch.finfo(dtype).max)
+    return hidden.to(dtype).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def rows_from_bytes(data: bytes | bytearray, format: RowFormat, rows: int, width: int) -> Tensor:
+    """(rows, width), over the bytes themselves. Raises EngineError if these are not as many as the shape takes."""
+    dtype: torch.dtype = getattr(torch, format)
+    if len(data) != rows * width * dtype.itemsize:
+        raise EngineError(f"{len(data)} bytes for {rows} rows of {width} numbers in {format}")
+    return torch.frombuffer(data, dtype=dtype).view(rows, width) if data else torch.empty(rows, width, dtype=dtype)
 
 
 class Stage(PagedKvCache):
@@ -78,7 +93,7 @@ class Stage(PagedKvCache):
         """Numbers of a hidden row."""
         return int(self._model.config.hidden_size)
 
-    def forward(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
+    def forward(self, batch: Batch, hidden: Tensor | None = None) -> StageOutput:
         """hidden: (rows of the batch, d_model) from the previous stage; None at the first. Raises EngineError."""
         if (hidden is None) != self._is_first or (hidden is not None and hidden.shape != (batch.num_rows, self.width)):
             raise EngineError(
@@ -93,15 +108,15 @@ class Stage(PagedKvCache):
         result = self._computed(placed, width, lambda flat: self._run(self._attention.prepare(flat), hidden))
         if self._is_last:
             return StageOutput(left, None, output_of(placed, result))
-        return StageOutput(left, result.float().cpu().numpy(), None)
+        return StageOutput(left, result, None)
 
-    def _run(self, step: DeviceStep, hidden: HiddenArray | None) -> Tensor:
+    def _run(self, step: DeviceStep, hidden: Tensor | None) -> Tensor:
         """(wanted, vocab) at the last stage, else (rows, d_model)"""
         options: dict[str, object] = {"logits_to_keep": step.logits_rows} if self._is_last else {}
         if hidden is None:
             inputs = {"input_ids": step.tokens}
         else:
-            inputs = {"inputs_embeds": torch.from_numpy(hidden).to(self._model.device, self._model.dtype)[None]}
+            inputs = {"inputs_embeds": hidden.to(self._model.device, self._model.dtype)[None]}
         options |= {"position_ids": step.positions, "attn_metadata": step.attending}
         output = self._model(**inputs, **options, use_cache=False)
         result: Tensor = output.logits[0] if self._is_last else output.last_hidden_state[0]
@@ -250,7 +265,7 @@ def _row_s(stage: Stage) -> float:
     seq, seconds = SeqId(0), list[float]()
     for row in range(SAMPLES + 1):
         batch = Batch((Segment(seq, row, (0,)),))
-        hidden = None if stage.first == 0 else np.zeros((1, stage.width), dtype=np.float32)
+        hidden = None if stage.first == 0 else torch.zeros(1, stage.width)
         began = time.perf_counter()
         stage.forward(batch, hidden)
         seconds.append(time.perf_counter() - began)

@@ -18,7 +18,7 @@ import numpy as np
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.engine.base import Logits, Output, SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
-from paceline.engine.stage import Stage
+from paceline.engine.stage import Stage, rows_from_bytes, rows_to_bytes
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
@@ -364,7 +364,7 @@ class StageWorker(threading.Thread):
                 if header.error is not None:
                     raise EngineError(header.error)
                 left = messages.without_others(asked, header.kept)
-                hidden = messages.unpack_rows(given[0].payload, self._format, left.num_rows, self._width)
+                hidden = rows_from_bytes(given[0].payload, self._format, left.num_rows, self._width)
             self._known.update(segment.seq for segment in left.segments)
             result = self._stage().forward(left, hidden)
             if result.output is not None:
@@ -372,7 +372,7 @@ class StageWorker(threading.Thread):
             else:
                 assert result.hidden is not None
                 left = result.batch
-                payload = messages.pack_rows(result.hidden, self._format)
+                payload = rows_to_bytes(result.hidden, self._format)
                 if len(payload) > messages.MAX_BULK_BYTES:
                     raise EngineError(f"{left.num_rows} rows are too many for the link: lower step_rows")
         except EngineLost:

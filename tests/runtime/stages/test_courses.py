@@ -9,17 +9,19 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import Engine, Output, SampleRequest, Ticket
 from paceline.engine.loader import EngineOptions
-from paceline.engine.stage import Stage, StageOutput
+from paceline.engine.stage import Stage, StageOutput, rows_from_bytes, rows_to_bytes
 from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_worker import LastRows
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import HiddenArray, PruneRows
+from paceline.wire.stages.messages import ROW_FORMATS, PruneRows, RowFormat
 from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
@@ -54,7 +56,7 @@ class Gate:
         self._forward = stage.forward
         monkeypatch.setattr(stage, "forward", self)
 
-    def __call__(self, batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
+    def __call__(self, batch: Batch, hidden: Tensor | None = None) -> StageOutput:
         self.entered.set()
         assert self.open.wait(WAIT_S)
         before = self._forward(batch, hidden)
@@ -173,7 +175,7 @@ def test_a_step_that_fails_at_one_stage_costs_its_sequences_only(
     stage = spans(made)[1]
     forward = stage.forward
 
-    def fails(batch: Batch, hidden: HiddenArray | None = None) -> StageOutput:
+    def fails(batch: Batch, hidden: Tensor | None = None) -> StageOutput:
         if any(7 in segment.tokens for segment in batch.segments):
             raise RuntimeError("a stage breaks")
         return forward(batch, hidden)
@@ -241,3 +243,15 @@ def test_rows_that_a_prune_has_dropped_on_the_way_are_not_sampled(whole: Engine)
     answer = last.answer(asked, 2048)
     assert isinstance(answer, SampledRows)
     assert [[row.token for row in found] for found in answer.rows] == [[row.token for row in expected], []]
+
+
+@pytest.mark.parametrize("format", ROW_FORMATS)
+def test_hidden_rows_come_back_rounded_to_their_format_and_then_unchanged(format: RowFormat) -> None:
+    rows = torch.cat([torch.randn(3, 5), torch.full((1, 5), 1e6)])
+    once = rows_from_bytes(bytearray(rows_to_bytes(rows, format)), format, 4, 5)
+    again = rows_from_bytes(bytearray(rows_to_bytes(once, format)), format, 4, 5)
+    assert torch.equal(once, again) and once.isfinite().all()
+    assert torch.allclose(once[:3].float(), rows[:3], rtol=2.0**-8)
+    assert rows_from_bytes(bytearray(rows_to_bytes(rows[:0], format)), format, 0, 5).shape == (0, 5)
+    with pytest.raises(EngineError, match="bytes for"):
+        rows_from_bytes(bytearray(7), format, 4, 5)

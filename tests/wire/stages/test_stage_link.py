@@ -25,17 +25,13 @@ from paceline.wire.stages.link import BULK_BEGINS, CHUNK, StageMachine, bulk_hea
 from paceline.wire.stages.messages import (
     MAX_BULK_BYTES,
     MAX_ROWS,
-    ROW_FORMATS,
     Credit,
     Forget,
     HiddenRows,
     Kept,
     PruneRows,
-    RowFormat,
     RunBatch,
     kept_of,
-    pack_rows,
-    unpack_rows,
     without_others,
 )
 from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted, sampled_to_wire
@@ -109,41 +105,6 @@ def linked() -> tuple[End, End]:
     a.received(welcome.data, 0.0)
     assert a.is_up and b.is_up
     return End(a), End(b)
-
-
-# ---- rows -----------------------------------------------------------------------------------------------------------
-@given(st.lists(st.floats(width=32, allow_nan=False), max_size=40), st.sampled_from(ROW_FORMATS))
-def test_rows_come_back_rounded_to_their_format_and_then_unchanged(numbers: list[float], format: RowFormat) -> None:
-    rows = np.array(numbers, dtype=np.float32).reshape(len(numbers), 1)
-    once = unpack_rows(pack_rows(rows, format), format, len(numbers), 1)
-    assert np.array_equal(unpack_rows(pack_rows(once, format), format, len(numbers), 1), once)
-    if format == "float32":
-        assert np.array_equal(once, rows)
-    bits = {"float32": 0, "bfloat16": 2.0**-8, "float16": 2.0**-11}[format]
-    for before, after in zip(rows[:, 0], once[:, 0], strict=True):
-        inside = 2.0**-14 < abs(before) < 60_000 if format == "float16" else 1e-37 < abs(before) < 3e38
-        if inside:
-            assert math.isclose(before, after, rel_tol=bits)
-
-
-@given(st.integers(0, 2**32 - 1))
-def test_bfloat16_is_rounded_as_torch_rounds_it(bits: int) -> None:
-    import torch
-
-    number = np.array([[bits]], dtype=np.uint32).view(np.float32)
-    found = np.frombuffer(pack_rows(number, "bfloat16"), "<u2")[0]
-    expected = torch.from_numpy(number.copy()).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)[0, 0]
-    assert found == expected or np.isnan(number[0, 0])
-
-
-@given(st.binary(max_size=40), st.sampled_from(ROW_FORMATS), st.integers(0, 5), st.integers(0, 5))
-def test_bytes_of_another_size_are_refused(data: bytes, format: RowFormat, rows: int, width: int) -> None:
-    size = rows * width * {"float32": 4, "bfloat16": 2, "float16": 2}[format]
-    if len(data) == size:
-        assert unpack_rows(data, format, rows, width).shape == (rows, width)
-    else:
-        with pytest.raises(RemoteProtocolError):
-            unpack_rows(data, format, rows, width)
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
