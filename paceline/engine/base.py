@@ -140,22 +140,10 @@ class SampleRequest(msgspec.Struct, frozen=True):
         return tuple(found)
 
 
-class SequenceEngine(Protocol):
-    """What all engines have in common: everything but how a batch is run.
+class Sequences(Protocol):
+    """Rows of sequences that begin, change and end between two forwards."""
 
-    Owned by one thread; no method may be called from another. The caller chooses sequence ids; a sequence begins with
-    its first segment (start 0). A chain's rows are committed. A tree's rows are provisional, and the tree stays open
-    until a `prune` leaves nothing of it or a `truncate` drops it. Until then each segment of that sequence must grow
-    the tree. Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
-    """
-
-    @property
-    def info(self) -> ModelInfo: ...
-
-    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
-        """Tokens of rows that forwards have returned, in one pass over all of them; the reference's on every row."""
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
+    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> object:
         """Commit the rows `keep` of the open tree, leave the rows `live` open, and drop all others. Rows are named by
         their ids, which they keep.
 
@@ -196,6 +184,22 @@ class SequenceEngine(Protocol):
 
     def length(self, seq: SeqId) -> int:
         """Rows cached, provisional ones included; 0 for an unknown sequence."""
+
+
+class SequenceEngine(Sequences, Protocol):
+    """What all engines have in common: everything but how a batch is run.
+
+    Owned by one thread; no method may be called from another. The caller chooses sequence ids; a sequence begins with
+    its first segment (start 0). A chain's rows are committed. A tree's rows are provisional, and the tree stays open
+    until a `prune` leaves nothing of it or a `truncate` drops it. Until then each segment of that sequence must grow
+    the tree. Raises EngineError for a row that was never written, a position beyond `max_positions`, or no free blocks.
+    """
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
+        """Tokens of rows that forwards have returned, in one pass over all of them; the reference's on every row."""
 
     @property
     def block_size(self) -> int:

@@ -135,8 +135,6 @@ def load_stage(
     first: int,
     stop: int,
     options: EngineOptions = DEFAULTS,
-    *,
-    name: str | None = None,
 ) -> Stage:
     """Load layers first..stop-1, with the embedding if first is 0 and the head if stop is the number of layers."""
     directory = find(path_or_name)
@@ -173,7 +171,7 @@ def load_stage(
     chosen.adopt(model)
     nn.Module.to(model, device)
     info = ModelInfo(
-        name=name or directory.name,
+        name=directory.name,
         fingerprint=fingerprint(directory),
         vocab_size=vocab_size,
         max_positions=max_positions(config),

@@ -211,16 +211,16 @@ def _half_maxima(scores: Tensor) -> Tensor:
     return found
 
 
-def largest(values: Tensor, maxima: Tensor, k: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def largest(values: Tensor, maxima: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Ids and values of the k largest of each row, falling, equals by rising id. Of equals at the edge any may be left
-    out. maxima: (rows, groups) of the groups of ids. rows: (rows, 1) of `values`; None: all, in order."""
+    out. maxima: (rows, groups) of the groups of ids."""
     if k <= MAX_BY_GROUPS and k < maxima.shape[1]:
         ids = ids_of(torch.topk(maxima, k).indices.sort(dim=1).values)
-        candidates = gathered(values, ids, rows)
+        candidates = gathered(values, ids)
         best = torch.topk(candidates, k)
         found, at = best.values, ids.gather(1, best.indices)
     else:
-        best = torch.topk(values if rows is None else values[rows[:, 0]], k)
+        best = torch.topk(values, k)
         found, at = best.values, best.indices
     at, order = at.sort(dim=1)
     found, by_value = found.gather(1, order).sort(dim=1, descending=True, stable=True)
@@ -233,7 +233,8 @@ def ids_of(groups: Tensor) -> Tensor:
 
 
 def gathered(scores: Tensor, ids: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Logits of ids, -inf for those beyond the vocabulary. rows: as of `largest`."""
+    """Logits of ids, -inf for those beyond the vocabulary. rows: (rows, 1) of `scores`;
+    None: all, in order."""
     vocab = scores.shape[1]
     within = ids.clamp(max=vocab - 1)
     found = scores.gather(1, within) if rows is None else scores[rows, within]

@@ -16,13 +16,13 @@ from typing import Final
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
-from paceline.engine.base import ModelInfo, Rotates, ServedModel
+from paceline.engine.base import ModelInfo, Rotates, Sequences, ServedModel
 from paceline.errors import EngineError, PacelineError
 from paceline.rag.document_kv import DocumentKvStore, KvKey
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.engine_loop.requests import SequenceOp, Sequences, StoredPrefix
+from paceline.runtime.engine_loop.requests import SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
 
 log = logging.getLogger("paceline.node")

@@ -25,6 +25,7 @@ from paceline.engine.base import (
     SampleRequest,
     SamplesAhead,
     SequenceEngine,
+    Sequences,
     Ticket,
     runner_of,
 )
@@ -36,7 +37,6 @@ from paceline.runtime.engine_loop.requests import (
     Rows,
     SequenceOp,
     SequenceRecords,
-    Sequences,
 )
 
 log = logging.getLogger("paceline.engine")

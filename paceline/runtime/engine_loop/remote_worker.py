@@ -46,7 +46,7 @@ Tokens = tuple[int, ...]
 
 
 class TokenLists(TokenTable):
-    """The sequences of a worker, as `engine_loop.requests.Sequences` are changed."""
+    """The sequences of a worker, as `engine.base.Sequences` are changed."""
 
     def append(self, segment: Segment) -> list[Tokens]:
         """Write the rows of a segment; the tokens up to each wanted row. Raises EngineError."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.block_manager import KvPrefix
@@ -15,29 +14,9 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow
-from paceline.engine.base import Logits, SampleRequest, SequenceEngine
+from paceline.engine.base import Logits, SampleRequest, SequenceEngine, Sequences
 from paceline.engine.sequence_table import TokenTable
 from paceline.errors import EngineError
-
-
-class Sequences(Protocol):
-    """The part of `Engine` that begins and changes sequences between two forwards."""
-
-    def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int: ...
-
-    def import_kv(self, seq: SeqId, rows: KvPrefix) -> None: ...
-
-    def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix: ...
-
-    def prune(
-        self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None
-    ) -> object: ...
-
-    def truncate(self, seq: SeqId, length: int) -> None: ...
-
-    def release(self, seq: SeqId) -> None: ...
-
-    def length(self, seq: SeqId) -> int: ...
 
 
 @dataclass(slots=True)
