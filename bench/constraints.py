@@ -38,13 +38,12 @@ from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import (
     AskedPrompt,
-    AskedStrategy,
     GenerateRequest,
     GenerationResult,
     OutputForm,
     TextDelta,
 )
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import Strategy, Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 
@@ -177,15 +176,15 @@ def request(strategy: Strategy, form: AnswerForm, number: int) -> GenerateReques
     aggregators, shapes = get_args(AggregatorName), list(SHAPES.values())
     return GenerateRequest(
         AskedPrompt(({"role": "user", "content": f"Who is number {number}?"},)),
-        SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
-        OutputForm(MAX_TOKENS, constraint=form.constraint),
-        strategy=AskedStrategy(
+        Wish(
             strategy.name,
-            {
+            SamplingParams(temperature=0.0 if number % 5 == 4 else 1.0, seed=number),
+            options={
                 "aggregator": aggregators[number // 6 % len(aggregators)] if strategy.text_of == "both" else "",
                 "drafting": shapes[number // 18 % len(shapes)],
             },
         ),
+        OutputForm(MAX_TOKENS, constraint=form.constraint),
     )
 
 

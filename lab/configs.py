@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import Side
-from paceline.strategies.base import DraftingMeans, MachineConfig, OutputRules, PeerTerms, Seat
+from paceline.strategies.base import DraftingMeans, MachineConfig, OutputRules, Seat
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
-PARTS = {"seat": Seat, "output": OutputRules, "peer": PeerTerms, "means": DraftingMeans}
+PARTS = {"seat": Seat, "output": OutputRules, "means": DraftingMeans}
 PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind)}
 
 

@@ -24,7 +24,6 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.base import Engine
 from paceline.engine.fake import EOS, VOCAB, FakeEngine
-from paceline.runtime.service import AUTO
 from paceline.runtime.sessions.routing import ALONE, JOINT, STAGED, VERIFIED, Costs, candidates, choose
 from paceline.strategies.base import Branch, Cancelled, RoutingContext, SideFacts, Wish
 from paceline.strategies.registry import STRATEGIES
@@ -169,7 +168,7 @@ def taken_by_auto(situation: Situation, alone: Costs, of_cloud: Costs) -> Way:
     weights = {side: LARGE if side == situation.larger else SMALL for side in SIDES}
     context = RoutingContext(
         "device",
-        Wish(AUTO, SamplingParams(), seeded=False),
+        Wish(seeded=False),
         SideFacts(1, weights["device"], costs=alone.among(situation.at_once)),
         SideFacts(1, weights["cloud"], costs=of_cloud.among(situation.at_once)),
         expected=True,

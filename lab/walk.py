@@ -28,7 +28,6 @@ import paceline
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES
 from paceline.engine.base import LoadedModel
 from paceline.rag.embedder import HashEmbedder
@@ -38,7 +37,8 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.link.transport import TransportClosed
 from paceline.runtime.node import Node
 from paceline.runtime.resources import NodeParts
-from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, OutputForm
+from paceline.runtime.service import AskedPrompt, GenerateRequest, OutputForm
+from paceline.strategies.base import Wish
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.effects import Claim
 from paceline.wire.messages import Introduction
@@ -201,9 +201,8 @@ async def draft_and_verify() -> None:
         await cloud.up.wait()
         request = GenerateRequest(
             AskedPrompt(messages=(QUESTION,)),
-            SamplingParams(),
-            output=OutputForm(max_tokens=60),
-            strategy=AskedStrategy(name="draft_verify"),
+            Wish("draft_verify"),
+            OutputForm(max_tokens=60),
         )
         async for _ in (await sides["device"].prepare(request)).run():
             pass

@@ -7,15 +7,15 @@ from dataclasses import fields, replace
 from typing import Any
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.runtime.service import Account, AskedPrompt, AskedStrategy, GenerateRequest, Joining, OutputForm, Sources
+from paceline.runtime.service import Account, AskedPrompt, GenerateRequest, Joining, OutputForm, Sources
 from paceline.strategies.base import RoutingContext, Wish
 
 PARTS = {
     "prompt": AskedPrompt,
+    "wish": Wish,
     "output": OutputForm,
     "sources": Sources,
     "joining": Joining,
-    "strategy": AskedStrategy,
     "account": Account,
 }
 PART_OF = {field.name: part for part, kind in PARTS.items() for field in fields(kind)}
@@ -28,18 +28,19 @@ def a_request(
     max_tokens: int | None = None,
     **changes: Any,
 ) -> GenerateRequest:
-    """strategy: its name. tokens: a raw prompt. The rest by the fields of the parts."""
-    return changed(GenerateRequest(AskedPrompt(), sampling), messages=messages, max_tokens=max_tokens, **changes)
+    """tokens: a raw prompt. The rest by the fields of the parts."""
+    changes |= {"messages": messages, "sampling": sampling, "max_tokens": max_tokens}
+    return changed(GenerateRequest(AskedPrompt()), **changes)
 
 
 def changed(request: GenerateRequest, **changes: Any) -> GenerateRequest:
     """The request with these fields, named as in `a_request`."""
     for name, value in changes.items():
-        if name in ("sampling", "model"):
-            request = replace(request, **{name: value})
+        if name == "model":
+            request = replace(request, model=value)
             continue
-        part, field = ("strategy", "name") if name == "strategy" else (PART_OF[name], name)
-        request = replace(request, **{part: replace(getattr(request, part), **{field: value})})
+        part = PART_OF[name]
+        request = replace(request, **{part: replace(getattr(request, part), **{name: value})})
     return request
 
 

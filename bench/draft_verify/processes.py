@@ -27,14 +27,12 @@ from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.service import (
     Account,
     AskedPrompt,
-    AskedStrategy,
     GenerateRequest,
     GenerationResult,
-    Joining,
     OutputForm,
-    Sources,
     TextDelta,
 )
+from paceline.strategies.base import Wish
 
 from ..aggregation.two_process_rig import DeviceSide, EmulatedForward, Setting, Shape, two_sides
 from ..bootstrap import Estimate, ratio_of
@@ -167,12 +165,9 @@ async def _answer(side: DeviceSide, question: str, options: Mapping[str, object]
     sampling = SamplingParams(temperature=load.temperature, seed=7, logit_bias=banned)
     request = GenerateRequest(
         AskedPrompt(({"role": "user", "content": question},)),
-        sampling,
+        Wish("draft_verify", sampling, "open", options, documents=0),
         OutputForm(load.tokens),
-        Sources(documents=0),
-        Joining(privacy="open"),
-        AskedStrategy("draft_verify", options),
-        Account(owner=owner),
+        account=Account(owner=owner),
     )
     start = last = time.perf_counter()
     session, text = await side.node.prepare(request), ""

@@ -29,17 +29,15 @@ from paceline.runtime.resources import Computing, NodeParts
 from paceline.runtime.service import (
     Account,
     AskedPrompt,
-    AskedStrategy,
     GenerateRequest,
     GenerationResult,
     OutputForm,
-    Sources,
     TextDelta,
 )
 from paceline.runtime.stages.local import READY, StageCredential
 from paceline.runtime.stages.members import Members, Place
 from paceline.runtime.stages.pipeline import RemotePipeline
-from paceline.strategies.base import Strategy
+from paceline.strategies.base import Strategy, Wish
 from paceline.strategies.registry import STRATEGIES, register
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
@@ -92,10 +90,8 @@ class StagedNode:
             register(strategy)
         request = GenerateRequest(
             AskedPrompt(tokens=tuple(prompt)),
-            sampling,
+            Wish(strategy.name, sampling, options={"rescoring": False}, documents=0),
             OutputForm(tokens),
-            Sources(documents=0),
-            strategy=AskedStrategy(strategy.name, {"rescoring": False}),
             account=Account(owner=f"answer {self.answers}"),
         )
         loop = asyncio.get_running_loop()

@@ -279,7 +279,7 @@ class SimulatedSession:
             sampling=sampling_to_wire(config.output.sampling),
             max_tokens=config.output.max_tokens,
             top_k_documents=0,
-            privacy="document-private" if config.peer.private else "open",
+            privacy="document-private" if config.seat.private else "open",
             options=encode_options(config.options),
             targets=list(targets),
             epoch=epoch,

@@ -138,7 +138,7 @@ class CompletionCall:
     def requests(self, prompts: Sequence[tuple[int, ...]]) -> list[GenerateRequest]:
         """One request per choice. With a seed, a prompt has the same answers alone and among others; without one,
         all answers differ."""
-        if self.request.strategy.seeded:
+        if self.request.wish.seeded:
             choices = choices_of(self.request, self.asked.n) * len(prompts)
         else:
             choices = choices_of(self.request, self.asked.n * len(prompts))

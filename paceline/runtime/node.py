@@ -355,7 +355,7 @@ class Node:
 
     # ---- answers ----------------------------------------------------------------------------------------------------
     async def prepare(self, request: GenerateRequest) -> Generation:
-        writer = self.outside if request.strategy.name == OUTSIDE else None
+        writer = self.outside if request.wish.strategy == OUTSIDE else None
         if request.sources.workflow is None:
             return await (writer or self._preparation).prepare(request)
         closed = partial(self._places.give_back, request.account.owner)

@@ -73,7 +73,7 @@ def learnt(request: GenerateRequest, find: Finder) -> Redactor:
 def told(request: GenerateRequest, redactor: Redactor, passages: Sequence[Passage]) -> Told:
     """All that the endpoint is told. passages: public ones. On any thread."""
     messages = [{"role": "user", "content": redactor.redact(query_of(request.prompt.messages))}]
-    if request.joining.privacy == "open":
+    if request.wish.privacy == "open":
         messages = [
             {"role": each["role"] if each["role"] in _ROLES else "user", "content": redactor.redact(each["content"])}
             for each in request.prompt.messages
@@ -120,7 +120,9 @@ class OutsideWriter:
             self._places.give_back(owner)
             raise
         cited = PromptSet((), own, 0, peer_passages=others).citations(self._resources.side)
-        written = OutsideText(self.endpoint, redactor, messages, request.sampling, request.output.max_tokens, egress)
+        written = OutsideText(
+            self.endpoint, redactor, messages, request.wish.sampling, request.output.max_tokens, egress
+        )
         written.told = partial(guard.spend, "cloud_tokens")
         answer = OutsideAnswer(
             request, written, tokens, cited, missing, encode, partial(self._places.give_back, owner), self._otherwise
@@ -130,9 +132,9 @@ class OutsideWriter:
     async def begin(self, request: GenerateRequest) -> tuple[GenerateRequest, Admit]:
         """Take the place of a workflow, see `Preparation.begin`."""
         request, held = await self._held(request)
-        if request.joining.privacy != "open":
+        if request.wish.privacy != "open":
             raise RequestError(
-                f"At the privacy level '{request.joining.privacy}' nothing that a workflow finds may go outside: ask "
+                f"At the privacy level '{request.wish.privacy}' nothing that a workflow finds may go outside: ask "
                 "without a workflow, or at 'open'.",
                 param="paceline.workflow",
             )
@@ -156,7 +158,7 @@ class OutsideWriter:
     async def _held(self, request: GenerateRequest) -> tuple[GenerateRequest, Decision]:
         """The request at the level to which the owner's rules hold it. Raises RequestError for what is not asked of a
         stranger."""
-        guard, held = self._resources.guard, Decision(request.joining.privacy)
+        guard, held = self._resources.guard, Decision(request.wish.privacy)
         if guard.policy:
             guard.refuse_spent()
             held = await asyncio.to_thread(guard.decide, request, self._resources.info.name)
@@ -165,7 +167,7 @@ class OutsideWriter:
         return request, held
 
     def _check(self, request: GenerateRequest, held: Decision) -> None:
-        level, output = request.joining.privacy, request.output
+        level, output = request.wish.privacy, request.output
         if level == "local-only" or (level == "answer-private" and self._resources.side == "cloud"):
             why = f": {held.why}" if held.rule else ""
             raise RequestError(
@@ -178,9 +180,9 @@ class OutsideWriter:
         wrong = {
             "raw tokens": request.prompt.tokens is not None,
             "a form of the answer, or tools": output.constraint is not None,
-            "logprobs": output.top_logprobs is not None,
+            "logprobs": request.wish.logprobs,
             "stop_token_ids": bool(output.stop_token_ids),
-            "logit_bias": bool(request.sampling.logit_bias),
+            "logit_bias": bool(request.wish.sampling.logit_bias),
         }
         if asked := [name for name, is_asked in wrong.items() if is_asked]:
             raise RequestError(
@@ -194,7 +196,7 @@ class OutsideWriter:
     ) -> tuple[tuple[Passage, ...], tuple[Passage, ...], str | None]:
         """Public passages of this side and of the other one, and who of both is missing."""
         sources, side = request.sources, self._resources.side
-        if request.joining.privacy != "open":
+        if request.wish.privacy != "open":
             return (), (), None
         if sources.passages is not None:
             own = tuple(each for each in sources.passages if side == "cloud" or each.url)
@@ -204,9 +206,9 @@ class OutsideWriter:
             found = await passages_for(request, link, egress, expected=self._peers.expects(request))
             return (), tuple(found or ()), "cloud_missing" if found is None else None
         store = self._resources.readable(request.account.owner, peer=True)  # a stranger reads no more than a peer
-        if store is None or not sources.documents:
+        if store is None or not request.wish.documents:
             return (), (), None
-        search = partial(store.search, query_of(request.prompt.messages), sources.documents, sources.selection)
+        search = partial(store.search, query_of(request.prompt.messages), request.wish.documents, sources.selection)
         own_found = await self._resources.work.search(
             partial(search, min_score=sources.min_score), request.account.owner
         )
@@ -338,7 +340,7 @@ class OutsideAnswer:
                 request,
                 prompt=replace(request.prompt, messages=(*before, last), shared=None),
                 output=replace(output, max_tokens=limit),
-                strategy=replace(request.strategy, name=AUTO),
+                wish=replace(request.wish, strategy=AUTO),
             )
         )
         tokens = 0
@@ -361,7 +363,7 @@ class OutsideAnswer:
         """The whole answer's. done: of this side's part, where the endpoint has failed, or empty."""
         written, told = self.written, self.written.egress.timeline
         count = len(written.redactor)
-        sent = "the conversation" if self.request.joining.privacy == "open" else "the question alone"
+        sent = "the conversation" if self.request.wish.privacy == "open" else "the question alone"
         why = f"the request asks for it; written by {written.endpoint.name}, who was told {sent}, {count} redactions"
         stats = {**done.stats, "redactions": float(count)}
         for name, size in written.egress.stats().items():

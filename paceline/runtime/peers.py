@@ -25,7 +25,7 @@ from paceline.runtime.sessions.base import PeerSession, tell_of_part
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text, with_reused
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
-from paceline.strategies.base import MachineConfig, PeerTerms, Seat, Strategy
+from paceline.strategies.base import MachineConfig, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, decode_part, sampling_from_wire
 from paceline.wire.messages import (
@@ -228,10 +228,18 @@ class Peers:
         _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
         private = opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer)
         config = MachineConfig(
-            Seat(resources.side, faces_client=False, targets=tuple(opening.targets), epoch=opening.epoch),
+            Seat(
+                resources.side,
+                faces_client=False,
+                targets=tuple(opening.targets),
+                epoch=opening.epoch,
+                joined=True,
+                private=private,
+                rtt=link.rtt,
+                bandwidth=link.bandwidth,
+            ),
             resources.rules(sampling, end, mask, needs_dists=not resources.worker.told),
             options,
-            PeerTerms(joined=True, private=private, rtt=link.rtt, bandwidth=link.bandwidth),
             resources.means(strategy, options, sampling, resources.peers_table()),
         )
 

@@ -291,7 +291,7 @@ class PolicyGuard:
     def decide(self, request: GenerateRequest, model: str) -> Decision:
         """The level of an answer, before anything is read for it. Takes some time: on any thread. Raises RequestError
         for a model that its key may not use."""
-        decision = Decision(request.joining.privacy)
+        decision = Decision(request.wish.privacy)
         if not self.policy:
             return decision
         is_known = self._see_others()
@@ -332,7 +332,7 @@ class PolicyGuard:
         """The request at the level decided: the one place where that is set, which all that follows obeys. Raises
         RequestError where it demands the other side, and that may not be had."""
         joining, level = request.joining, decision.level
-        if level == joining.privacy:
+        if level == request.wish.privacy:
             return request
         if level not in JOINT_LEVELS and (joining.names_device or joining.on_loss != "continue"):
             raise RequestError(
@@ -342,10 +342,10 @@ class PolicyGuard:
                 code="policy_forbids",
                 param="paceline.privacy",
             )
-        asked, strategy = request.strategy, STRATEGIES.get(request.strategy.name)
+        wish, strategy = replace(request.wish, privacy=level), STRATEGIES.get(request.wish.strategy)
         if strategy is not None and strategy.needs_peer and level not in strategy.privacy_levels:
-            asked = replace(asked, name=AUTO)
-        return replace(request, joining=replace(joining, privacy=level), strategy=asked)
+            wish = replace(wish, strategy=AUTO)
+        return replace(request, wish=wish)
 
     def for_client(self, decision: Decision, owner: str, asked: Mapping[str, str]) -> Decision:
         """With the documents that wait for a confirmation, for those who may give it."""

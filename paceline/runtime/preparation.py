@@ -34,11 +34,10 @@ from paceline.runtime.sessions.handoff import Watch
 from paceline.runtime.sessions.output_text import Written, token_strings
 from paceline.runtime.sessions.prepared import AloneWay, PreparedRequest, model_id
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, query_with_text
-from paceline.runtime.sessions.routing import ALONE, PLAIN, StrategyChoice, alone_by, choose, may_find, wish_of
+from paceline.runtime.sessions.routing import ALONE, PLAIN, StrategyChoice, alone_by, choose, may_find
 from paceline.strategies.base import (
     Machine,
     MachineConfig,
-    PeerTerms,
     RoutingContext,
     Seat,
     Side,
@@ -114,7 +113,7 @@ class Preparation:
                 begun = held if same else replace(await self._reading.begin(asked), held=held.held)
                 return await self._write(begun, asked, egress)
 
-        return replace(request, joining=held.request.joining, strategy=held.request.strategy), answer
+        return replace(request, wish=held.request.wish), answer
 
     def _timeline(self, request: GenerateRequest) -> Timeline | None:
         wanted = request.output.timeline
@@ -182,17 +181,17 @@ class Preparation:
             form = replace(request.output.constraint or Constraint("text"), thinking=thinking)
             request = replace(request, output=replace(request.output, constraint=form))
             mask = await self._reading.mask(request)
-        choice = choose(begun.found, replace(begun.context, wish=wish_of(request), passages=prompts.num_passages))
+        choice = choose(begun.found, replace(begun.context, wish=request.wish, passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         if egress.timeline is not None:
             egress.timeline.chose(strategy.name, choice.compared)
         check_budget(request, choice, resources.energy if side == "device" else None)
-        if request.sources.passages is not None or not request.sources.documents:
+        if request.sources.passages is not None or not request.wish.documents:
             options = options.in_one_stretch()
         prompts, unlike = weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
         saying: Constraint | None = None
-        if may_say and request.strategy.options.get("judged"):
+        if may_say and request.wish.options.get("judged"):
             saying = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
         unanswered = None if saying is None else await self._unanswered_mask(saying, request.account.owner)
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
@@ -271,10 +270,10 @@ class Preparation:
         difference = self._peers.scales.difference(before.peer_name)
         began = asyncio.get_running_loop().time()
         # What would hold the answer more strictly comes too late: what was written of it has been sent.
-        level = request.joining.privacy
+        level = request.wish.privacy
         readable = resources.readable(request.account.owner, level=level)
-        for documents in (request.sources.documents, 0):  # without any it fits memory, as it did before
-            reading = replace(request, sources=replace(request.sources, documents=documents))
+        for documents in (request.wish.documents, 0):  # without any it fits memory, as it did before
+            reading = replace(request, wish=replace(request.wish, documents=documents))
             found = await self._reading.prompts(reading, readable, query=query, length=end)
             prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, difference)
             rows = [len(branch.prompt) + length for branch in prompts.branches]
@@ -351,28 +350,30 @@ class Preparation:
         else:
             lifetime = "answer" if prepared.held else lifetime_of(request, prepared.prompts, strategy, resources.side)
             table = resources.table(request.account.owner, lifetime, removals)
-        top, drafts = request.output.top_logprobs, prepared.draft_claim is not None
+        top, drafts = request.wish.top_logprobs, prepared.draft_claim is not None
         told = resources.worker.told and strategy.name == PLAIN and top is not None  # ids come with their token
         config = MachineConfig(
-            Seat(resources.side, faces_client=True, targets=() if written is None else tuple(written.tokens)),
+            Seat(
+                resources.side,
+                faces_client=True,
+                targets=() if written is None else tuple(written.tokens),
+                joined=strategy.needs_peer and joined,
+                awaited=request.joining.on_loss != "continue",
+                private=request.wish.privacy != "open",
+                rtt=None if link is None else link.rtt,
+                bandwidth=None if link is None else link.bandwidth,
+                record=None if link is None or name is None else self._peers.record(name),
+            ),
             resources.rules(
-                request.sampling,
+                request.wish.sampling,
                 prepared.end,
                 prepared.mask,
                 needs_dists=top is not None and not told,
                 num_top=max(1, top or 0) if told else 0 if prepared.watch is None else HEAD,
             ),
             prepared.options,
-            PeerTerms(
-                joined=strategy.needs_peer and joined,
-                awaited=request.joining.on_loss != "continue",
-                private=request.joining.privacy != "open",
-                rtt=None if link is None else link.rtt,
-                bandwidth=None if link is None else link.bandwidth,
-                record=None if link is None or name is None else self._peers.record(name),
-            ),
             resources.means(
-                strategy, prepared.options, request.sampling, table, drafts=drafts, predicted=prepared.predicted
+                strategy, prepared.options, request.wish.sampling, table, drafts=drafts, predicted=prepared.predicted
             ),
         )
         return resources.machine(strategy, config)
@@ -389,7 +390,7 @@ class Preparation:
 def check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideEnergy | None) -> None:
     """Raises RequestError for an energy budget that the chosen strategy, or this device, does not keep. energy: of this
     device; None at the cloud, whose device refuses for itself."""
-    if all(request.strategy.options.get(name) is None for name in ("joules_per_token", "joules_per_step")):
+    if all(request.wish.options.get(name) is None for name in ("joules_per_token", "joules_per_step")):
         return
     budget = choice.options.energy_budget
     if budget is None:
@@ -419,7 +420,7 @@ def answered_alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest
     """The same answer as this side writes it where the peer has found nothing; None where the text is not this side's
     then, or the peer may still find something later."""
     side, options, passages = prepared.side, prepared.options, prepared.prompts.passages
-    if prepared.request.strategy.name != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
+    if prepared.request.wish.strategy != AUTO or not STRATEGIES[prepared.strategy].needs_peer:
         return None
     says_so = prepared.prompts.unanswered and prepared.unanswered_mask is not None
     writes = prepared.writer == side or passages
@@ -466,9 +467,9 @@ def weighed(
 
 def searched_once(request: GenerateRequest, options: Options) -> str:
     """Why documents are not searched for again although the request wants it, else empty."""
-    if not request.strategy.options.get("search_every") or options.stretch:
+    if not request.wish.options.get("search_every") or options.stretch:
         return ""
-    if not request.sources.documents:
+    if not request.wish.documents:
         return "no documents are searched for"
     by = "a workflow searches" if request.sources.passages is not None else "only 'aggregate' searches again"
     return f"documents are searched for once ({by})"

@@ -180,11 +180,15 @@ class Prover:
             asked = replace(
                 request,
                 prompt=replace(request.prompt, messages=messages, shared=None),
-                sampling=sampling,
+                wish=replace(
+                    request.wish,
+                    strategy=record.strategy,
+                    sampling=sampling,
+                    options={"reading": options.reading},
+                ),
                 output=replace(request.output, constraint=form, stop=()),
                 sources=replace(request.sources, passages=tuple(kept[chunk] for chunk in record.passages)),
                 joining=replace(request.joining, on_loss="fail"),
-                strategy=replace(request.strategy, name=record.strategy, options={"reading": options.reading}),
             )
             borrowed = await self._passages(asked, record, text, record.borrowed)
             if borrowed is None:
@@ -209,7 +213,7 @@ class Prover:
         messages, tokenizer = asked.prompt.messages, self._resources.tokenizer
         query = query_with_text(messages, text[: record.start], tokenizer) if record.start else query_of(messages)
         with suppress(LinkError):
-            hits = await search_cloud(link, query, max(asked.sources.documents, len(read)), Egress())
+            hits = await search_cloud(link, query, max(asked.wish.documents, len(read)), Egress())
             found = {each.chunk_id: each for each in hits}
             if all(each.chunk in found and hashed(found[each.chunk].text) == each.text for each in read):
                 return [replace(found[each.chunk], score=each.score) for each in read]

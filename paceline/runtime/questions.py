@@ -56,23 +56,25 @@ def parts_asked(
 ) -> Sequence[GenerateRequest]:
     """The request, or one for each part of its question, where documents are read and the text is free of form; each
     says whether its passages are judged. max_tokens: of an answer whose request sets none."""
-    sources, options = request.sources, request.strategy.options
-    searched = sources.documents and sources.passages is None and context.own.documents + context.peer.documents
+    options = request.wish.options
+    searched = (
+        request.wish.documents and request.sources.passages is None and context.own.documents + context.peer.documents
+    )
     # One of one document may take the question apart itself.
     if not (searched and _is_free(request, tokenizer)) or tokenizer.one_document:
         return [request]
     judged = options.get("unanswered") != "write" and not any(map(options.get, _APART))
-    request = replace(request, strategy=replace(request.strategy, options={**options, "judged": judged}))
+    request = replace(request, wish=replace(request.wish, options={**options, "judged": judged}))
     return separated(request, tokenizer, max_tokens) or [request]
 
 
 def _is_free(request: GenerateRequest, tokenizer: TextModel) -> bool:
     """Its text is free of form and written as this side chooses, and no model thinks before each part."""
     prompt, output = request.prompt, request.output
-    free = output.constraint is None and output.top_logprobs is None and prompt.template in ({}, NO_THINKING)
+    free = output.constraint is None and not request.wish.logprobs and prompt.template in ({}, NO_THINKING)
     thinks = tokenizer.thinking is not None and prompt.template != NO_THINKING
     asks = bool(prompt.messages) and prompt.messages[-1].get("role") == "user"
-    return free and asks and not thinks and request.strategy.name == AUTO
+    return free and asks and not thinks and request.wish.strategy == AUTO
 
 
 def separated(
@@ -89,7 +91,7 @@ def separated(
             request,
             output=replace(output, max_tokens=limit),
             prompt=replace(prompt, messages=(*prompt.messages[:-1], {**last, "content": part}), shared=None),
-            sampling=request.sampling.nth(index),
+            wish=request.wish.nth(index),
         )
         for index, part in enumerate(separate_questions(last["content"]))
     ]

@@ -38,7 +38,6 @@ from paceline.runtime.sessions.routing import (
     peer_apart,
     peer_barred,
     peer_missing,
-    wish_of,
 )
 from paceline.strategies.base import JOINT_LEVELS, RoutingContext, SideFacts, other
 from paceline.strategies.registry import STRATEGIES
@@ -105,8 +104,8 @@ class Reading:
         read = await self.found(begun, begun.request)
         begun = self.narrowed(begun, begun.request, read)
         request, number = begun.request, read.prompts.num_passages
-        choice = choose(begun.found, replace(begun.context, wish=wish_of(request), passages=number))
-        level, joint = request.joining.privacy, STRATEGIES[choice.strategy].needs_peer
+        choice = choose(begun.found, replace(begun.context, wish=request.wish, passages=number))
+        level, joint = request.wish.privacy, STRATEGIES[choice.strategy].needs_peer
         if level in JOINT_LEVELS and not joint:
             level = "answer-private" if begun.context.linked and not begun.context.common else "local-only"
         passages = read.prompts.passages
@@ -126,7 +125,7 @@ class Reading:
 
     async def begin(self, request: GenerateRequest) -> Begun:
         resources, side = self._resources, self._resources.side
-        guard, held = resources.guard, Decision(request.joining.privacy)
+        guard, held = resources.guard, Decision(request.wish.privacy)
         readable = resources.readable(request.account.owner)
         if guard.policy:
             held = await asyncio.to_thread(guard.decide, request, resources.info.name)
@@ -161,7 +160,7 @@ class Reading:
         narrower = self._resources.guard.held_to(request, held)
         if narrower is request:
             return replace(begun, request=request, held=held)
-        context = replace(begun.context, wish=wish_of(narrower))
+        context = replace(begun.context, wish=narrower.wish)
         return replace(begun, request=narrower, held=held, context=context, found=candidates(context))
 
     async def found(self, begun: Begun, request: GenerateRequest) -> Read:
@@ -176,12 +175,12 @@ class Reading:
         began, timeline = asyncio.get_running_loop().time(), egress.timeline
         read = await self.found(begun, request)
         prompts, request = read.prompts, self.narrowed(begun, request, read).request
-        if timeline is not None and request.sources.documents:
+        if timeline is not None and request.wish.documents:
             timeline.note("search", prompts.num_passages, since=began)
         # The query is sent only for a request whose options, constraint and conversation have been accepted here.
         peer_passages: Sequence[Passage] | None = request.sources.other_passages
         link = None if begun.barred else begun.peer[1]
-        level, side = request.joining.privacy, self._resources.side
+        level, side = request.wish.privacy, self._resources.side
         # A device whose model has another vocabulary than the cloud's writes by itself at every level that lets it ask.
         apart = side == "device" and link is not None and not link.strategies and level in JOINT_LEVELS
         if request.sources.passages is None and (apart or level == "answer-private"):
@@ -205,13 +204,14 @@ class Reading:
         own, costs = resources.facts(own_documents, answers), self.of_cloud.among(answers)
         return RoutingContext(
             resources.side,
-            wish_of(request),
+            request.wish,
             own,
             SideFacts() if peer is None else SideFacts(peer.documents, peer.num_weights, costs=costs),
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
             common=() if link is None else tuple(link.strategies),
+            raw_prompt=request.prompt.tokens is not None,
         )
 
     async def prompts(
@@ -233,7 +233,7 @@ class Reading:
             request.prompt.messages,
             readable,
             resources.tokenizer,
-            k=request.sources.documents,
+            k=request.wish.documents,
             max_prompt=positions - max(length, min(request.output.max_tokens or default, positions // 2)),
             query=query,
             kv=resources.prefiller,
@@ -243,8 +243,8 @@ class Reading:
             others=peer_passages,
             temperature=self._peers.scales.temperature,
             template=request.prompt.template,
-            reading=resources.reading(str(request.strategy.options.get("reading", ""))),
-            judge=resources.judge if request.strategy.options.get("judged") and query is None else None,
+            reading=resources.reading(str(request.wish.options.get("reading", ""))),
+            judge=resources.judge if request.wish.options.get("judged") and query is None else None,
         )
         prompts = await with_reused(await resources.work.search(work, request.account.owner), resources.prefiller)
         if prompts.plain_tokens >= positions:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,8 +20,8 @@ from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import HandoffLevel
 from paceline.engine.base import ModelInfo
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
-from paceline.settings_tables import ANSWERS
-from paceline.strategies.base import FinishReason, Privacy, Side
+from paceline.strategies.base import AUTO as AUTO
+from paceline.strategies.base import FinishReason, Side, Wish
 from paceline.workflow.flows import WorkflowName
 
 if TYPE_CHECKING:
@@ -68,15 +68,13 @@ class OutputForm:
     stop_token_ids: tuple[int, ...] = ()  # that end the answer as the model's own do
     constraint: Constraint | None = None  # on the text and its end
     thinking_tokens: int | None = None  # of what the model thinks before, at most; None: no bound but that of all
-    top_logprobs: int | None = None  # None: no logprobs
     timeline: bool = False  # the result has one
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Documents that the answer reads, and who looks for them."""
+    """Which documents the answer reads, and who looks for them."""
 
-    documents: int = ANSWERS.documents  # maximum of passages per side; 0: none
     selection: Selection = MANAGED  # of this side's documents; the peer searches its own
     min_score: float = MIN_SCORE  # minimum cosine similarity of a passage of this side
     passages: tuple[Passage, ...] | None = None  # of this side, to be read instead of what a search finds
@@ -90,21 +88,10 @@ class Joining:
     """The other side's part in the answer."""
 
     on_loss: OnLoss = "continue"
-    privacy: Privacy = "document-private"
     device: str | None = None  # server only: device to join, named by the request or bound to its key
     names_device: bool = False  # the request itself names `device`, and is refused where that may not be asked
     handoff: HandoffLevel | None = None  # of a device that may answer by itself; None: as its settings say
     any_device: bool = True  # without `device`, the only linked one joins; not for a key that is bound to none
-
-
-AUTO: Final = "auto"  # this side chooses the strategy
-
-
-@dataclass(frozen=True, slots=True)
-class AskedStrategy:
-    name: str = AUTO
-    options: Mapping[str, object] = field(default_factory=dict)  # by the fields of the strategies' options structs
-    seeded: bool = True  # the client set the seed: equal seeds must give equal text
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +111,10 @@ class GenerateRequest:
     """Request of one answer; `n` choices are `n` requests."""
 
     prompt: AskedPrompt
-    sampling: SamplingParams
+    wish: Wish = field(default_factory=Wish)
     output: OutputForm = OutputForm()
     sources: Sources = Sources()
     joining: Joining = Joining()
-    strategy: AskedStrategy = AskedStrategy()
     account: Account = Account()
     model: str = ""  # its served name; empty: the default
 

@@ -11,8 +11,8 @@ that a frozen dataclass takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -45,13 +45,19 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where a machine takes part: its side, and from where on. One that joins, or joins again, in mid-answer has
-    non-empty `targets` or an `epoch` above 0."""
+    """Where a machine takes part: its side, from where on, and with which peer. One that joins, or joins again, in
+    mid-answer has non-empty `targets` or an `epoch` above 0."""
 
     side: Side
     faces_client: bool  # this side emits
     targets: tuple[int, ...] = ()  # output tokens already decided
     epoch: int = 0
+    joined: bool = False  # the answer is written with a peer; a lost link is reported by `LinkLost`
+    awaited: bool = False  # without it no target is decided
+    private: bool = True  # the device never sends distributions that it computes from its documents
+    rtt: float | None = None  # s, between the sides, where it is known
+    bandwidth: float | None = None  # bytes a second towards the peer; None: no limit has been measured
+    record: PeerRecord | None = None  # of earlier answers with it; read and written
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +71,6 @@ class OutputRules:
     mask: Mask | None = None  # the constraint of the answer; used only after `Retrieved`
     needs_dists: bool = True  # `Emit` has the distribution, for logprobs; else it may have none
     num_top: int = 0  # without it: ids of the distribution's head that `Emit` has, at least, of one side alone
-
-
-@dataclass(frozen=True, slots=True)
-class PeerTerms:
-    """The peer of an answer, and how the machine stands to it."""
-
-    joined: bool = False  # the answer is written with it; a lost link is reported by `LinkLost`
-    awaited: bool = False  # without it no target is decided
-    private: bool = True  # the device never sends distributions that it computes from its documents
-    rtt: float | None = None  # s, between the sides, where it is known
-    bandwidth: float | None = None  # bytes a second towards it; None: no limit has been measured
-    record: PeerRecord | None = None  # of earlier answers with it; read and written
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +92,6 @@ class MachineConfig:
     seat: Seat
     output: OutputRules
     options: Options = DEFAULT_OPTIONS  # of the strategy's own type, see `Strategy.options`
-    peer: PeerTerms = PeerTerms()
     means: DraftingMeans = DraftingMeans()
 
     @property
@@ -152,7 +145,7 @@ class Received(msgspec.Struct, frozen=True):
 class TimerFired(msgspec.Struct, frozen=True):
     now: float
     rtt: float | None = None  # s, between the sides, as measured last
-    bandwidth: float | None = None  # as in `PeerTerms`, as measured last
+    bandwidth: float | None = None  # as in `Seat`, as measured last
     silence: float = 0.0  # s that nothing has come over the link although the peer was asked; to the front alone
 
 
@@ -303,18 +296,28 @@ JOINT_LEVELS: tuple[Privacy, ...] = ("open", "document-private")  # at which two
 O = TypeVar("O", bound=Options)  # noqa: E741
 
 
+AUTO: Final = "auto"  # whichever strategy is right
+
+
 @dataclass(frozen=True, slots=True)
 class Wish:
     """What a request asks for, as far as it matters to the choice of a strategy."""
 
-    strategy: str  # "auto": any
-    sampling: SamplingParams
+    strategy: str = AUTO
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     privacy: Privacy = "document-private"
     options: Mapping[str, Any] = field(default_factory=dict)  # by field of `Options`
-    documents: int = 2  # passages that each side reads at most
-    raw_prompt: bool = False  # tokens are continued: no conversation, no documents
-    logprobs: bool = False
+    documents: int = 2  # passages that each side reads at most; 0: none
+    top_logprobs: int | None = None  # None: no logprobs
     seeded: bool = True  # the client named the seed: the same one must give the same text
+
+    @property
+    def logprobs(self) -> bool:
+        return self.top_logprobs is not None
+
+    def nth(self, index: int) -> Wish:
+        """Of one of several texts, see `SamplingParams.nth`."""
+        return replace(self, sampling=self.sampling.nth(index))
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,6 +343,7 @@ class RoutingContext:
     linked: bool = False
     barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
     common: tuple[str, ...] = ()  # strategies both sides know
+    raw_prompt: bool = False  # tokens are continued: no conversation, no documents
     passages: int | None = None  # that this side has retrieved; None: before retrieval
 
     @property

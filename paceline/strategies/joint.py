@@ -62,8 +62,8 @@ class PeerWatch:
     def __init__(self, config: MachineConfig, decoder: BranchDecoder) -> None:
         self.passed_over = False
         self.too_long = False  # a peer that the answer must wait for has held it up for as long as may be
-        self._waits_for_peer = config.peer.awaited
-        self._record = config.peer.record or PeerRecord()
+        self._waits_for_peer = config.seat.awaited
+        self._record = config.seat.record or PeerRecord()
         self._decoder = decoder
         self._pace = DeliveryPace()
         self._num_targets = len(config.seat.targets)
@@ -256,9 +256,9 @@ class Joint(ABC):
         """A strategy calls `_meet_peer` when it is ready to."""
         self._config, self._tree, self._decoder, self._ngrams = config, tree, decoder, ngrams
         self._answer, self._timing = answer, timing
-        self._epoch, self._linked = config.seat.epoch, config.peer.joined
+        self._epoch, self._linked = config.seat.epoch, config.seat.joined
         self._now = 0.0
-        self._rtt, self._bandwidth = config.peer.rtt, config.peer.bandwidth
+        self._rtt, self._bandwidth = config.seat.rtt, config.seat.bandwidth
         self._watch = PeerWatch(config, decoder)
         self._next_sync: float | None = None  # s, when to look next at what may be lost; None: not begun with this peer
         self._started = self._finished = False
@@ -404,7 +404,7 @@ class Joint(ABC):
         """Every target that this side's own rows decide, while it has no peer."""
         effects: list[Effect] = []
         config, answer = self._config, self._answer
-        while not (answer.ended or config.peer.awaited) and (own := self._tree.head.own_dist) is not None:
+        while not (answer.ended or config.seat.awaited) and (own := self._tree.head.own_dist) is not None:
             self._alone += 1
             lane = None if self._decoder.log_evidence is None else config.seat.side
             token = own.token(config.output.sampling, len(answer.targets))
@@ -419,7 +419,7 @@ class Joint(ABC):
             return [*effects, *self._end()]
         if decoder.started and not decoder.fits(length):
             return [*effects, self._finish("length")]
-        if self._config.peer.awaited or not decoder.idle:
+        if self._config.seat.awaited or not decoder.idle:
             return effects
         effects += decoder.commit_to(head)
         rows = decoder.missing_rows(head)

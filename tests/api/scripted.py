@@ -161,7 +161,7 @@ class ScriptedService:
         self.forgotten.append(owner)
 
     async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:  # noqa: ARG002
-        return Explanation(Decision(request.joining.privacy), "autoregressive", "It is asked for.", "nothing", [], {})
+        return Explanation(Decision(request.wish.privacy), "autoregressive", "It is asked for.", "nothing", [], {})
 
     async def confirm(self, owner: str, document: str) -> str:  # noqa: ARG002
         raise RequestError("There is no such document.", status=404, code="not_found", param="document")

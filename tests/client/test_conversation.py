@@ -45,7 +45,7 @@ def test_a_question_is_answered(url: str, service: ScriptedService) -> None:
     assert result.exit_code == 0 and result.stdout == "Hello there.\n"
     asked = service.requests[0]
     assert asked.prompt.messages == ({"role": "user", "content": "Who are you?"},)
-    assert (asked.sampling.seed, asked.output.max_tokens, asked.sampling.temperature) == (5, 9, 0)
+    assert (asked.wish.sampling.seed, asked.output.max_tokens, asked.wish.sampling.temperature) == (5, 9, 0)
 
 
 def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedService) -> None:

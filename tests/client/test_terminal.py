@@ -143,7 +143,7 @@ def test_commands_are_not_sent_as_questions(url: str, service: ScriptedService, 
         assert terminal.process.wait(WAIT) == 0
     assert asked(service) == ["/etc?", "Once more"]
     assert [len(request.prompt.messages) for request in service.requests] == [1, 1]
-    assert service.requests[0].joining.privacy == "local-only"
+    assert service.requests[0].wish.privacy == "local-only"
     assert file.read_text() == "## User\n\n/etc?\n\n## Assistant\n\nYes no\n" and file.stat().st_mode & 0o777 == 0o600
 
 

@@ -65,7 +65,9 @@ def reference(request: GenerateRequest, side: Side, prefix: tuple[int, ...] = ()
     """Tokens of the text that this side's model writes behind the prefix."""
     prompt = ByteTokenizer().chat([*request.prompt.messages])
     engine, branches = FakeEngine(seed=SEEDS[side], spread=0.3), (Branch(tuple(prompt), None),)
-    return continued_alone(engine, branches, prefix, request.sampling, request.output.max_tokens or 0, frozenset({EOS}))
+    return continued_alone(
+        engine, branches, prefix, request.wish.sampling, request.output.max_tokens or 0, frozenset({EOS})
+    )
 
 
 def text_of(tokens: list[int]) -> str:
@@ -80,7 +82,7 @@ async def test_the_text_is_the_devices_up_to_where_it_grows_unsure_and_the_cloud
     """At every token; what it is unsure of before it has told anything is the cloud's from the first one on."""
     async with pair(monkeypatch) as (bench, _):
         for at in (first, first + 1):
-            request = changed(ASKED, sampling=replace(ASKED.sampling, temperature=temperature))
+            request = changed(ASKED, sampling=replace(ASKED.wish.sampling, temperature=temperature))
             unsure_at(monkeypatch, at)
             text, done = await collect(await bench.device.prepare(request))
             own = at if at >= HELD else 0
@@ -202,7 +204,7 @@ async def test_what_came_of_answers_is_learnt_by_pair_and_kept(tmp_path: Path, m
         outcomes = bench.device._resources.outcomes = Outcomes(tmp_path)
         unsure_at(monkeypatch, 0)
         for seed in range(3):
-            request = changed(ASKED, max_tokens=40, sampling=replace(ASKED.sampling, seed=seed))
+            request = changed(ASKED, max_tokens=40, sampling=replace(ASKED.wish.sampling, seed=seed))
             await collect(await bench.device.prepare(request))
         [[pair_of, learnt]] = outcomes._learnt.items()
         assert 1 <= learnt.seen <= 3 and learnt.shift != 0.0

@@ -226,7 +226,7 @@ async def test_what_documents_taught_is_in_memory_only_until_one_is_removed(
     async with pair(tmp_path, fake) as linked:
         node = linked.nodes["device"]
         for asked in (request, answered):
-            assert len((await result(node, asked)).citations) == asked.sources.documents // 2
+            assert len((await result(node, asked)).citations) == asked.wish.documents // 2
         assert taught.rows, "the next question about these documents is drafted better"
         learnt = node._resources.table("ann", "documents", 0)
         assert len(learnt) and not len(node._resources.table("ann"))

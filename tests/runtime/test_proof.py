@@ -114,7 +114,7 @@ async def test_an_answer_of_any_strategy_is_proven(tmp_path: Path, form: str, sa
             node: Node = getattr(bench, front)
             for seed in range(DEPTH):
                 request = changed(ASKED, **FORMS[form], **how)
-                request = changed(request, sampling=replace(request.sampling, seed=100 * number + seed))
+                request = changed(request, sampling=replace(request.wish.sampling, seed=100 * number + seed))
                 records = await answered(node, request)
                 assert {record.strategy for record in records} == {how["strategy"]}
                 proof = await node.prove(request, records)

@@ -11,7 +11,6 @@ from typing import cast
 
 import pytest
 
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.families import NO_THINKING
@@ -252,6 +251,6 @@ def test_small_models_are_judged_which_do_not_judge_themselves() -> None:
 def test_passages_are_not_judged_away_of_an_answer_that_cannot_say_so(options: dict[str, object]) -> None:
     tokenizer = ByteTokenizer()
     tokenizer.one_document = False
-    context = RoutingContext("device", Wish("auto", SamplingParams()), SideFacts(documents=1))
+    context = RoutingContext("device", Wish(), SideFacts(documents=1))
     (request,) = parts_asked(changed(asks(BOTH_FIND), options=options), context, tokenizer, None)
-    assert request.strategy.options["judged"] is not bool(options)
+    assert request.wish.options["judged"] is not bool(options)

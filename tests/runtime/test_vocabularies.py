@@ -69,7 +69,7 @@ async def test_ids_of_another_vocabulary_are_never_read() -> None:
             strategy="aggregate",
             messages=[],
             query="",
-            sampling=sampling_to_wire(REQUEST.sampling),
+            sampling=sampling_to_wire(REQUEST.wish.sampling),
             max_tokens=8,
             top_k_documents=0,
             privacy="open",

@@ -108,9 +108,7 @@ def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bo
     """By default a seed gives `mixture` and none `coin`. Pairs of tokens are counted by how much likelier they are
     because weights follow the text, which is where the two would differ if only one of them did."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.9), "device": FakeEngine(seed=2, spread=0.9)}
-    options = STRATEGIES["aggregate"].options_for(
-        RoutingContext(front, Wish("aggregate", SamplingParams(), seeded=seeded))
-    )
+    options = STRATEGIES["aggregate"].options_for(RoutingContext(front, Wish("aggregate", seeded=seeded)))
     assert isinstance(options, AggregateOptions) and options.rescoring
     assert options.aggregator == ("mixture" if seeded else "coin")
     manner = Manner("mixture" if seeded else "coin", private=private, rescoring=True)

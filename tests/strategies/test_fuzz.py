@@ -115,12 +115,12 @@ class Run:
         self.options = self.config.options
         if not isinstance(self.options, strategy.options):
             self.config = changed(self.config, options=strategy.options())
-        self._linked = self.config.peer.joined
+        self._linked = self.config.seat.joined
         self._strategy = strategy
         may_move = (
-            self.config.peer.joined
+            self.config.seat.joined
             and not self.options.needs_dists
-            and ((self.options.aggregator == "coin" and not self.options.rescoring) or not self.config.peer.private)
+            and ((self.options.aggregator == "coin" and not self.options.rescoring) or not self.config.seat.private)
         )
         self._moved = may_move and chance.random() < 0.4  # the cloud decides
         self.machine = self.make()
@@ -190,7 +190,7 @@ class Run:
             case LinkLost():
                 self._linked = False
             case LinkBack():
-                self._linked = self.config.peer.joined or self._strategy.needs_peer
+                self._linked = self.config.seat.joined or self._strategy.needs_peer
         effects = list(self.machine.on(event))
         self.effects += effects
         for effect in effects:
@@ -206,7 +206,7 @@ class Run:
             case Emit(token):
                 assert self.front and len(self.known) < self.config.output.max_tokens
                 needs_peer = self._strategy.needs_peer and self._strategy.text_of != self.config.seat.side
-                assert self._linked or not (self.config.peer.awaited and needs_peer), "it does not wait"
+                assert self._linked or not (self.config.seat.awaited and needs_peer), "it does not wait"
                 self.known.append(token)
                 self._at = len(self.known)
             case OpenPeer(targets, epoch):
@@ -261,7 +261,7 @@ class Run:
 
     def _private(self, message: SessionMessage) -> None:
         """A device sends nothing that is computed from private documents but choices, whatever it is asked for."""
-        if self.config.seat.side == "device" and self.config.peer.private:
+        if self.config.seat.side == "device" and self.config.seat.private:
             if self.options.aggregator != "coin" or self.options.rescoring:
                 assert not isinstance(message, EvidenceWeight | SpeedReport | Handover), message
             if isinstance(message, Drafts):

@@ -183,7 +183,7 @@ class ChatWriter(AnswerWriter):
         )
 
     def whole(self) -> Json:
-        told = self._call.requests[0].output.top_logprobs is not None
+        told = self._call.requests[0].wish.top_logprobs is not None
         choices: list[Json] = []
         for index, choice in enumerate(self._choices):
             assert choice.done is not None, "an answer is written when every choice has ended"
@@ -364,7 +364,7 @@ async def admit_chat(request: Request, call: ChatCall, service: Service) -> list
     """All of the call's generations, or none, by `prepare_all`. Raises RequestError, and ClientGoneError when the
     client leaves."""
     request.state.model = call.requests[0].model  # for the log, and the metrics
-    request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
+    request.state.auto = call.requests[0].wish.strategy == AUTO  # likewise
     requests, stores = call.requests, call.asked.paceline.vector_stores
     if stores is not None:
         requests, _ = await select_stores(requests, service, request.state.identity, stores)

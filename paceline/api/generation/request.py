@@ -44,7 +44,6 @@ from paceline.runtime.service import (
     AUTO,
     Account,
     AskedPrompt,
-    AskedStrategy,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -53,6 +52,7 @@ from paceline.runtime.service import (
     Service,
     Sources,
 )
+from paceline.strategies.base import Wish
 from paceline.strategies.registry import debug_options
 
 MAX_SCHEMAS = 65_536  # characters: of the form of an answer, and of all tools' schemas together
@@ -83,7 +83,15 @@ def generation_of(
     _check_ends(asked, model, limit)
     return GenerateRequest(
         prompt,
-        sampling_of(asked, model),
+        Wish(
+            strategy_of(extension.strategy, service.strategies()),
+            sampling_of(asked, model),
+            extension.privacy,
+            options_of(extension, service),
+            documents if extension.documents is None else extension.documents,
+            top_logprobs,
+            seeded=asked.seed is not None,
+        ),
         OutputForm(
             max_tokens=None if limit is None else min(limit, model.max_positions),
             default_tokens=None if form is None or is_free else FORMED_TOKENS,
@@ -91,26 +99,15 @@ def generation_of(
             stop_token_ids=tuple(asked.stop_token_ids),
             constraint=ended(form, asked),
             thinking_tokens=thinking_tokens,
-            top_logprobs=top_logprobs,
             timeline=extension.timeline and extension.report,
         ),
-        Sources(
-            documents=documents if extension.documents is None else extension.documents,
-            workflow=extension.workflow,
-            steps=extension.steps,
-        ),
+        Sources(workflow=extension.workflow, steps=extension.steps),
         Joining(
             on_loss=extension.on_device_loss,
-            privacy=extension.privacy,
             device=device_of(extension.device, service, identity),
             names_device=extension.device is not None,
             handoff=extension.handoff,
             any_device=not identity.key,
-        ),
-        AskedStrategy(
-            strategy_of(extension.strategy, service.strategies()),
-            options=options_of(extension, service),
-            seeded=asked.seed is not None,
         ),
         Account(owner=identity.key, asker=identity.name, trace=request_id.get()),
         model.name,
@@ -320,8 +317,7 @@ def device_of(name: str | None, service: Service, identity: Identity) -> str | N
 
 def choices_of(request: GenerateRequest, count: int) -> tuple[GenerateRequest, ...]:
     """Requests of `count` choices, each of which can be requested again alone by its seed."""
-    first = request.sampling
-    return tuple(replace(request, sampling=first.nth(index)) for index in range(count))
+    return tuple(replace(request, wish=request.wish.nth(index)) for index in range(count))
 
 
 # ---- input texts of OpenAI's older endpoints: one or several, each as a string or as token ids -----------------------

@@ -204,7 +204,7 @@ class AskedResponse:
             return {} if report is None else {"paceline": report}
 
         events = ResponseEvents(
-            first_state(asked, self.id, self.created, call.requests[0].sampling),
+            first_state(asked, self.id, self.created, call.requests[0].wish.sampling),
             reader=AnswerReader(None if call.tools is None else call.tools.parser()),
             search=search,
             new_id=self.new_id,
@@ -358,11 +358,8 @@ async def searching(
         min_score = min_score_of(tool.ranking_options, f"tools[{index}].ranking_options")
         request = replace(
             request,
-            sources=replace(
-                request.sources,
-                documents=tool.max_num_results or request.sources.documents,
-                min_score=min_score or request.sources.min_score,
-            ),
+            wish=replace(request.wish, documents=tool.max_num_results or request.wish.documents),
+            sources=replace(request.sources, min_score=min_score or request.sources.min_score),
         )
         stores = tool.vector_store_ids or stores
     (request,), attributes = await select_stores([request], service, caller, stores, condition)

@@ -114,7 +114,7 @@ async def create_response(
     items = await conversation_of(asked, given, responses, caller.key)
     generation, call, response_events = await while_connected(request.receive, begun.prepared(items))
     request.state.model = call.requests[0].model  # for the log, and the metrics
-    request.state.auto = call.requests[0].strategy.name == AUTO  # likewise
+    request.state.auto = call.requests[0].wish.strategy == AUTO  # likewise
     kept: Json = {"input": given, "background": asked.background}
     if is_long:
         kept["goes_on"] = True  # this server ends it when it is back

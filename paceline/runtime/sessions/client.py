@@ -423,7 +423,7 @@ class ClientSession(Session):
             self.deliver(Cancelled("stop"))
 
     def _logprobs(self, token: Emit) -> Logprobs | None:
-        top = self.prepared.request.output.top_logprobs
+        top = self.prepared.request.wish.top_logprobs
         if top is None or token.dist is None:
             return None
         return logprobs_of(self._tokenizer, token.token, token.dist, top, rest=token.rest)

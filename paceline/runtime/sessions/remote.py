@@ -27,7 +27,6 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.service import (
     Account,
     AskedPrompt,
-    AskedStrategy,
     GenerateEvent,
     GenerateRequest,
     Generation,
@@ -39,7 +38,7 @@ from paceline.runtime.service import (
 )
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.units import PlainWork
-from paceline.strategies.base import FinishReason, Privacy
+from paceline.strategies.base import FinishReason, Privacy, Wish
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
     DEFAULT_OPTIONS,
@@ -106,11 +105,11 @@ async def passages_for(
     characters at most (`rag.prompt.query_of`). The cloud sends public passages. The rest of the conversation, the
     answer and all results computed from private documents stay on the device.
     """
-    if request.prompt.tokens is not None or request.sources.documents == 0:
+    if request.prompt.tokens is not None or request.wish.documents == 0:
         return ()
     try:
         if link is not None:
-            return await search_cloud(link, query_of(request.prompt.messages), request.sources.documents, egress)
+            return await search_cloud(link, query_of(request.prompt.messages), request.wish.documents, egress)
     except LinkError as error:
         log.info("the cloud's documents are not read: %s", error)
     return None if expected or link is not None else ()
@@ -357,11 +356,10 @@ def _request(opening: OpenSession, peer: str) -> GenerateRequest:
             tuple({"role": message.role, "content": message.content} for message in opening.messages),
             template=NO_THINKING,
         ),
-        sampling_from_wire(opening.sampling),
+        Wish(ALONE, sampling_from_wire(opening.sampling), opening.privacy, documents=0),
         OutputForm(opening.max_tokens, thinking_tokens=0),
-        Sources(documents=0, passages=()),
-        Joining(privacy=opening.privacy, any_device=False),
-        AskedStrategy(ALONE),
+        Sources(passages=()),
+        Joining(any_device=False),
         Account(
             owner=f"peer:{peer}",  # a peer's clients share its turns in the engine's steps
             guest_key=opening.cache_key.hex() or secrets.token_hex(16),

@@ -18,8 +18,7 @@ from typing import Final
 
 from paceline.core.clock import MovingAverage
 from paceline.errors import RequestError
-from paceline.runtime.service import AUTO, GenerateRequest
-from paceline.strategies.base import JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
+from paceline.strategies.base import AUTO, JOINT_LEVELS, RoutingContext, Side, SideFacts, Wish, other
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DEFAULT_OPTIONS, Options
 
@@ -130,7 +129,7 @@ def _always(context: RoutingContext) -> bool:  # noqa: ARG001  # a predicate's s
 
 def _search_missing(context: RoutingContext) -> bool:
     """True if a wanted search is impossible: at `answer-private` the other side is searched for every strategy."""
-    searches = context.wish.privacy == "answer-private" and context.wish.documents > 0 and not context.wish.raw_prompt
+    searches = context.wish.privacy == "answer-private" and context.wish.documents > 0 and not context.raw_prompt
     return searches and context.expected and not context.linked
 
 
@@ -167,7 +166,7 @@ def _budget_asked(context: RoutingContext) -> bool:
 UNLIKE = "the two models have different vocabularies"
 BARRED = Rule(lambda c: bool(c.barred), ALONE, "the {peer} is not asked: {barred}", lambda c: c.expected)
 AUTO_RULES: tuple[Rule, ...] = (
-    Rule(lambda c: c.wish.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
+    Rule(lambda c: c.raw_prompt, ALONE, "raw tokens are continued by one side alone"),
     Rule(
         lambda c: c.wish.privacy not in JOINT_LEVELS,
         ALONE,
@@ -226,19 +225,6 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
         Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
         Rule(_always, ALONE, f"'{name}' does not take what was retrieved"),
-    )
-
-
-def wish_of(request: GenerateRequest) -> Wish:
-    return Wish(
-        request.strategy.name,
-        request.sampling,
-        request.joining.privacy,
-        request.strategy.options,
-        request.sources.documents,
-        raw_prompt=request.prompt.tokens is not None,
-        logprobs=request.output.top_logprobs is not None,
-        seeded=request.strategy.seeded,
     )
 
 
@@ -317,7 +303,7 @@ def _refuse(context: RoutingContext) -> None:
         )
     if name == AUTO or not STRATEGIES[name].needs_peer:
         return
-    if context.wish.raw_prompt:
+    if context.raw_prompt:
         raise RequestError(
             f"The strategy '{name}' reads documents into a conversation; raw tokens are continued by one side alone.",
             param="paceline.strategy",

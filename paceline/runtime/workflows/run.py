@@ -48,7 +48,7 @@ from paceline.runtime.workflows.long import LongTerms, PassageJobs, SummaryJobs,
 from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.settings_tables import TUNING
-from paceline.strategies.base import Side, other
+from paceline.strategies.base import Side, Wish, other
 from paceline.workflow import agents, flows
 from paceline.workflow.agents import Prompt
 from paceline.workflow.flows import SearchStages, TextStages, WorkflowSizes, WorkflowStages
@@ -107,7 +107,7 @@ class WorkflowRun:
         self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._running: Request | None = None  # at the driver
-        away = request.strategy.name == OUTSIDE  # it reads what is public: no text of that is of private ones as well
+        away = request.wish.strategy == OUTSIDE  # it reads what is public: no text of that is of private ones as well
         alone = cloud is None and not away  # no other model may write agents' texts
         sizes = WorkflowSizes(
             question=max(1, len(self._question) // CHARACTERS),
@@ -240,7 +240,7 @@ class WorkflowRun:
             service.AskedPrompt(told, template=NO_THINKING),
             SamplingParams(temperature=0.0),
             service.OutputForm(max_tokens, thinking_tokens=0),
-            service.Sources(documents=0, passages=passage if own else (), other_passages=() if own else passage),
+            service.Sources(passages=passage if own else (), other_passages=() if own else passage),
             criticality,
         )
         return TextStream(await self._admit(request))
@@ -254,9 +254,9 @@ class WorkflowRun:
         criticality: float,
     ) -> GenerateRequest:
         """A request that this side's model answers by itself."""
-        joining = service.Joining(privacy=self._request.joining.privacy, any_device=False)
+        wish = Wish(LOCAL, sampling, self._request.wish.privacy, documents=0)
         account = service.Account(owner=self._request.account.owner, criticality=criticality)
-        return GenerateRequest(prompt, sampling, output, sources, joining, service.AskedStrategy(LOCAL), account)
+        return GenerateRequest(prompt, wish, output, sources, service.Joining(any_device=False), account)
 
     # ---- what lookups tell ------------------------------------------------------------------------------------------
     def read_later(self, found: Sequence[Found]) -> None:
@@ -290,7 +290,7 @@ class WorkflowRun:
         prompt = replace(self._request.prompt, shared=None)
         sources = service.Sources(passages=tuple(own), other_passages=tuple(others))
         one = service.OutputForm(max_tokens=1)
-        request = self._alone(prompt, self._request.sampling, one, sources, launch.criticality)
+        request = self._alone(prompt, self._request.wish.sampling, one, sources, launch.criticality)
         generation = await self._admit(request)
         async for _ in generation.run():
             pass
@@ -440,18 +440,18 @@ class Workflows:
             self._driver = WorkflowDriver(resources.registry)
             self._cloud, self._strangers = CloudUnits(self._driver), CloudUnits(self._driver, OUTSIDE)
         _, link = self._peers.peer_for(request)
-        searched = request.sources.documents > 0  # otherwise the client wants none
+        searched = request.wish.documents > 0  # otherwise the client wants none
         places = NodePlaces(
             side,
             self._readable(request) if searched else None,
             request.sources.selection,
             request.sources.min_score,
             self._reranker,
-            link if searched and side == "device" and request.joining.privacy != "local-only" else None,
+            link if searched and side == "device" and request.wish.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), await self._cloud_for(request, link)
-        away = request.strategy.name == OUTSIDE  # nothing that the answer reads is computed here
-        apart = not away and resources.reading(str(request.strategy.options.get("reading", ""))) == "apart"
+        away = request.wish.strategy == OUTSIDE  # nothing that the answer reads is computed here
+        apart = not away and resources.reading(str(request.wish.options.get("reading", ""))) == "apart"
         terms = None
         if request.sources.workflow == "long":
             can_leave = places.has_far or cloud is not None
@@ -472,13 +472,13 @@ class Workflows:
     def _readable(self, request: GenerateRequest) -> DocumentStore | Readable | None:
         """This side's documents at the request's level: what has to be held more strictly comes too late. What a
         stranger is told of them is what a peer reads."""
-        peer = request.strategy.name == OUTSIDE and self._resources.side == "cloud"
-        return self._resources.readable(request.account.owner, peer=peer, level=request.joining.privacy)
+        peer = request.wish.strategy == OUTSIDE and self._resources.side == "cloud"
+        return self._resources.readable(request.account.owner, peer=peer, level=request.wish.privacy)
 
     def _web_for(self, request: GenerateRequest, link: Link | None) -> NodeWeb | None:
         """The web for a request; None where its level of privacy lets nothing leave."""
         resources, readable = self._resources, self._readable(request)
-        if self._web is None or readable is None or request.joining.privacy == "local-only":
+        if self._web is None or readable is None or request.wish.privacy == "local-only":
             return None
         return NodeWeb(resources.side, self._web, readable, request.sources.min_score, link, resources.work.parsing)
 
@@ -487,14 +487,14 @@ class Workflows:
         there is none."""
         if self._cloud is None or self._strangers is None:
             return None
-        if request.strategy.name == OUTSIDE and self._outside is not None:
+        if request.wish.strategy == OUTSIDE and self._outside is not None:
             if not self._strangers.offer(self._outside.endpoint):
                 return None
             texts = await self._outside.texts(request)
             return CloudTexts(self._strangers, *texts)
         key = partial(self._resources.cache_key, f"workflows of {request.account.owner}")
         told = partial(self._resources.guard.spend, "cloud_tokens")
-        return self._cloud.texts(link, request.joining.privacy, key, told)
+        return self._cloud.texts(link, request.wish.privacy, key, told)
 
     async def close(self) -> None:
         if self._driver is not None:

@@ -74,7 +74,7 @@ def pinned_side(config: MachineConfig) -> Side | None:
     options = options_of(config)
     front = config.seat.side if config.seat.faces_client else other(config.seat.side)
     may_follow = aggregator_of(config) == "coin" and not options.rescoring and front == "device"
-    stays = config.peer.private and not may_follow
+    stays = config.seat.private and not may_follow
     return "device" if options.needs_dists or stays else None
 
 
@@ -97,5 +97,5 @@ def draft_limits(config: MachineConfig) -> DraftLimits:
     """Limits of this side's drafts. A device that may send choices alone sends one a position: several would reveal
     the distribution behind them."""
     limits = config.options.drafting
-    only_choices = config.peer.private and config.seat.side == "device" and pinned_side(config) is None
+    only_choices = config.seat.private and config.seat.side == "device" and pinned_side(config) is None
     return msgspec.structs.replace(limits, width=1) if only_choices else limits

@@ -42,7 +42,7 @@ def test_a_budget_reaches_the_strategy(http: httpx.Client, service: ScriptedServ
     assert post(http, paceline={"energy": asked}).status_code == 200
     assert post(http, paceline={"energy": {"joules_per_step": 1.2}}).status_code == 200
     assert post(http).status_code == 200
-    first, second, none = (dict(request.strategy.options) for request in service.requests)
+    first, second, none = (dict(request.wish.options) for request in service.requests)
     assert {name: first[name] for name in asked} == asked and second["joules_per_step"] == 1.2
     assert "joules_per_token" not in none
 

@@ -20,12 +20,12 @@ HERE = Citation("device", "notes.md", "Of the mill.", 0.5, chunk_id=7, place="Mi
 
 def test_plain_reads_no_documents_and_local_only_sends_nothing(http: httpx.Client, service: ScriptedService) -> None:
     assert post(http, model=f"{MODEL.name}:plain").json()["model"] == f"{MODEL.name}:plain"
-    assert service.requests[-1].sources.documents == 0
+    assert service.requests[-1].wish.documents == 0
     post(http, model=f"{MODEL.name}:local-only")
-    assert (service.requests[-1].joining.privacy, service.requests[-1].sources.documents) == ("local-only", 2)
+    assert (service.requests[-1].wish.privacy, service.requests[-1].wish.documents) == ("local-only", 2)
     body = {"model": f"{MODEL.name}:plain", "input": "Hi"}
     assert http.post("/v1/responses", json=body).json()["status"] == "completed"
-    assert service.requests[-1].sources.documents == 0
+    assert service.requests[-1].wish.documents == 0
 
 
 def test_an_alias_is_asked_as_its_model_on_every_surface(http: httpx.Client, service: ScriptedService) -> None:

@@ -25,7 +25,7 @@ def test_options_of_strategies_are_chosen_by_their_fields(http: httpx.Client, se
     service.debug_options = True
     assert post(http, paceline={"debug": GELATO}).status_code == 200
     assert post(http, paceline=shaped("sequence", aggregator="paper", rescoring=False)).status_code == 200
-    gelato, dragon = (dict(request.strategy.options) for request in service.requests)
+    gelato, dragon = (dict(request.wish.options) for request in service.requests)
     assert gelato == {"search_every": 0} | GELATO
     assert dragon == {"search_every": 0, "drafting": SHAPES["sequence"], "aggregator": "paper", "rescoring": False}
 
@@ -72,8 +72,8 @@ def test_a_request_names_one_with_options_of_its_own(
     ]
     for name, debug in cases:
         assert post(http, paceline={"strategy": name, "debug": debug}).status_code == 200
-        asked = service.requests[-1].strategy
-        assert asked.name == name and asked.options.keys() >= debug.keys()
+        asked = service.requests[-1].wish
+        assert asked.strategy == name and asked.options.keys() >= debug.keys()
     for name, debug, field in (("diaa", {"gamma": 0.5}, "gamma"), ("dragon", {"gamma": 2}, "gamma")):
         refused = fault(post(http, paceline={"strategy": name, "debug": debug}))
         assert refused["param"] == f"paceline.debug.{field}"

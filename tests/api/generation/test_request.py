@@ -67,13 +67,13 @@ def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedServ
     response = post(http, **dict.fromkeys(NULLABLE))
     assert response.status_code == 200, response.text
     asked = service.requests[0]
-    assert (asked.output.max_tokens, asked.output.stop, asked.strategy.name, asked.sources.documents) == (
+    assert (asked.output.max_tokens, asked.output.stop, asked.wish.strategy, asked.wish.documents) == (
         None,
         (),
         "auto",
         2,
     )
-    assert asked.sampling.temperature == asked.sampling.top_p == 1.0
+    assert asked.wish.sampling.temperature == asked.wish.sampling.top_p == 1.0
 
 
 def test_what_is_no_object_is_refused_in_json_s_words(http: httpx.Client) -> None:
@@ -94,7 +94,7 @@ def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
 def test_a_temperature_whose_inverse_is_of_no_use_is_greedy(http: httpx.Client, service: ScriptedService) -> None:
     for temperature in (5e-324, 1e-310, 9e-7):
         assert post(http, temperature=temperature).status_code == 200
-        assert service.requests[-1].sampling.temperature == 0.0
+        assert service.requests[-1].wish.sampling.temperature == 0.0
 
 
 def test_where_the_request_is_silent_the_model_s_recommendations_hold(
@@ -104,7 +104,7 @@ def test_where_the_request_is_silent_the_model_s_recommendations_hold(
     post(http, **more)
     post(http, **more, temperature=0, top_k=-1, repetition_penalty=1.0)
     post(http)
-    silent, explicit, plain = (request.sampling for request in service.requests)
+    silent, explicit, plain = (request.wish.sampling for request in service.requests)
     assert (silent.temperature, silent.top_p, silent.top_k, silent.min_p) == (0.7, 0.8, 20, 0.0)
     assert silent.repetition_penalty == 1.05
     assert (explicit.temperature, explicit.top_p, explicit.top_k, explicit.repetition_penalty) == (0.0, 0.8, 0, 1.0)
@@ -249,7 +249,7 @@ def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: S
     )
     assert response.status_code == 200, response.text
     asked = service.requests[0]
-    sampling = asked.sampling
+    sampling = asked.wish.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0, 0.5, 7, 0.1)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
     assert (sampling.logit_bias, sampling.seed) == ({0: -100.0, 255: 100.0}, -5)
@@ -262,18 +262,18 @@ def test_every_int64_is_a_seed_and_one_is_drawn_when_none_is_given(
     seeds = [0, -1, 2**63 - 1, -(2**63)]
     for seed in (*seeds, None, None, None):
         assert post(http, seed=seed).status_code == 200
-    found = [request.sampling.seed for request in service.requests]
+    found = [request.wish.sampling.seed for request in service.requests]
     assert found[:4] == seeds and len(set(found)) == 7
 
 
 def test_a_choice_is_what_its_own_seed_gives_and_no_neighbour_s(http: httpx.Client, service: ScriptedService) -> None:
     for seed in (1, 2, 2**63 - 1):
         assert post(http, seed=seed, n=3).status_code == 200
-    found = [asked.sampling.seed for asked in service.requests]
+    found = [asked.wish.sampling.seed for asked in service.requests]
     assert found[::3] == [1, 2, 2**63 - 1] and len(set(found)) == 9
     assert found[1] == int.from_bytes(hashlib.sha256(b"1/1").digest()[:8], "little", signed=True)
     assert post(http, seed=found[1]).status_code == 200
-    assert service.requests[-1].sampling.seed == found[1]
+    assert service.requests[-1].wish.sampling.seed == found[1]
 
 
 def test_the_newer_limit_wins_and_a_limit_above_the_context_is_clamped(
@@ -294,14 +294,14 @@ def test_our_object_reaches_the_service(http: httpx.Client, service: ScriptedSer
     }
     assert post(http, paceline=paceline).status_code == 200
     asked = service.requests[0]
-    assert (asked.strategy.name, asked.joining.device, asked.joining.privacy) == ("aggregate", "phone", "local-only")
-    assert (asked.sources.documents, asked.joining.on_loss) == (0, "fail")
+    assert (asked.wish.strategy, asked.joining.device, asked.wish.privacy) == ("aggregate", "phone", "local-only")
+    assert (asked.wish.documents, asked.joining.on_loss) == (0, "fail")
 
 
 def test_logprobs_alone_ask_for_none_of_the_others(http: httpx.Client, service: ScriptedService) -> None:
     assert post(http, logprobs=True).status_code == 200
     assert post(http, logprobs=False).status_code == 200
-    assert [asked.output.top_logprobs for asked in service.requests] == [0, None]
+    assert [asked.wish.top_logprobs for asked in service.requests] == [0, None]
 
 
 def test_an_unknown_model_is_not_found(http: httpx.Client, service: ScriptedService) -> None:

@@ -267,13 +267,18 @@ def test_fields_reach_the_generation(http: httpx.Client, service: ScriptedServic
         paceline={"strategy": "autoregressive", "documents": 1, "report": True},
     ).json()
     asked = service.requests[-1]
-    assert (asked.sampling.temperature, asked.sampling.top_p, asked.output.max_tokens, asked.output.top_logprobs) == (
+    assert (
+        asked.wish.sampling.temperature,
+        asked.wish.sampling.top_p,
+        asked.output.max_tokens,
+        asked.wish.top_logprobs,
+    ) == (
         0.5,
         0.25,
         3,
         1,
     )
-    assert (asked.strategy.name, asked.sources.documents) == ("autoregressive", 1)
+    assert (asked.wish.strategy, asked.wish.documents) == ("autoregressive", 1)
     assert asked.output.constraint is not None and asked.output.constraint.kind == "json_object"
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["output"][0]["content"][0]["logprobs"][0]["logprob"] == -0.5

@@ -50,7 +50,7 @@ def test_an_answer_reads_the_named_stores_and_cites_their_files(
         include=["file_search_call.results"],
     )
     asked = service.requests[-1]
-    assert (asked.sources.selection.collections, asked.sources.documents) == ((store.id,), 3)
+    assert (asked.sources.selection.collections, asked.wish.documents) == ((store.id,), 3)
     search, message = answer.output
     assert search.type == "file_search_call" and search.status == "completed"
     assert search.queries == ["Whose is the red boat?"]

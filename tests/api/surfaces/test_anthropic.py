@@ -182,7 +182,7 @@ def test_what_is_asked_becomes_a_chat(http: httpx.Client, service: ScriptedServi
     assert "hm" not in asked.prompt.messages[2]["content"] and '"city": "Paris"' in asked.prompt.messages[2]["content"]
     assert "rain" in asked.prompt.messages[3]["content"]
     assert (asked.output.max_tokens, asked.output.stop) == (9, ("END",))
-    assert (asked.sampling.temperature, asked.sampling.top_k, asked.sampling.top_p) == (0.5, 7, 0.9)
+    assert (asked.wish.sampling.temperature, asked.wish.sampling.top_k, asked.wish.sampling.top_p) == (0.5, 7, 0.9)
 
 
 def test_a_failed_tool_is_said_to_have_failed(http: httpx.Client, service: ScriptedService) -> None:

@@ -112,8 +112,8 @@ def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedSe
     }
     chat(http, options=options)
     (asked,) = service.requests
-    sampling = asked.sampling
-    assert (asked.output.max_tokens, asked.output.stop, asked.strategy.seeded) == (5, ("END",), True)
+    sampling = asked.wish.sampling
+    assert (asked.output.max_tokens, asked.output.stop, asked.wish.seeded) == (5, ("END",), True)
     assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.3, 4, 0.5, 0.1)
     assert (sampling.seed, sampling.repetition_penalty) == (42, 1.2)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.1, 0.2)
@@ -121,7 +121,7 @@ def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedSe
 
 def test_numbers_that_mean_no_limit_and_no_seed_are_read_so(http: httpx.Client, service: ScriptedService) -> None:
     chat(http, options={"num_predict": -1, "seed": -1})
-    assert service.requests[0].output.max_tokens is None and not service.requests[0].strategy.seeded
+    assert service.requests[0].output.max_tokens is None and not service.requests[0].wish.seeded
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RequestError
 from paceline.runtime.sessions.routing import (
     ALONE,
@@ -23,7 +22,7 @@ from paceline.wire.messages import AggregateOptions, DraftLimits
 from tests.requests import routed
 
 COMMON = ("autoregressive", "lookup_tree", "aggregate")
-ALONE_CLOUD = routed(RoutingContext("cloud", Wish("auto", SamplingParams())), own_documents=3)
+ALONE_CLOUD = routed(RoutingContext("cloud", Wish()), own_documents=3)
 LINKED = routed(
     ALONE_CLOUD, side="device", expected=True, linked=True, common=COMMON, own_documents=2, peer_documents=3
 )
@@ -43,7 +42,7 @@ def test_auto_uses_both_sides_where_there_are_documents() -> None:
 LARGER = routed(LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70)
 
 
-@pytest.mark.parametrize("changes", [{}, {"documents": 0}, {"own_documents": 0}, {"logprobs": True}])
+@pytest.mark.parametrize("changes", [{}, {"documents": 0}, {"own_documents": 0}, {"top_logprobs": 0}])
 def test_a_larger_cloud_writes_where_nothing_private_was_found(changes: dict[str, object]) -> None:
     context = routed(LARGER, **changes)
     choice = choose(candidates(context), routed(context, passages=0))
@@ -199,16 +198,16 @@ def test_an_impossible_option_is_refused_by_name() -> None:
 
 
 def test_the_cloud_gives_logprobs_of_its_own_answers_only() -> None:
-    assert chosen(LINKED, logprobs=True, side="cloud").strategy == "lookup_tree"
-    assert chosen(LINKED, logprobs=True).strategy == "aggregate"
+    assert chosen(LINKED, top_logprobs=0, side="cloud").strategy == "lookup_tree"
+    assert chosen(LINKED, top_logprobs=0).strategy == "aggregate"
     with pytest.raises(RequestError, match="distributions stay on the device"):
-        chosen(LINKED, logprobs=True, side="cloud", strategy="aggregate")
+        chosen(LINKED, top_logprobs=0, side="cloud", strategy="aggregate")
 
 
 def test_an_aggregator_without_distributions_gives_no_logprobs() -> None:
     for strategy in ("auto", "aggregate"):
         with pytest.raises(RequestError, match="no logprobs") as refused:
-            chosen(LINKED, logprobs=True, strategy=strategy, options={"aggregator": "coin"})
+            chosen(LINKED, top_logprobs=0, strategy=strategy, options={"aggregator": "coin"})
         assert refused.value.param == "paceline.debug.aggregator"
 
 
@@ -225,10 +224,10 @@ def test_options_reach_their_strategy_and_aggregate_sets_the_rest() -> None:
     asked = {"drafting": DraftLimits(1, 1, 0), "rescoring": False, "aggregator": ""}
     alone = chosen(LINKED, strategy="lookup_tree", options=asked).options
     assert alone == STRATEGIES["lookup_tree"].options(rescoring=False, drafting=DraftLimits(1, 1, 0))
-    joint = chosen(LINKED, options=asked, logprobs=True).options
+    joint = chosen(LINKED, options=asked, top_logprobs=0).options
     mixture = AggregateOptions(False, DraftLimits(1, 1, 0), aggregator="mixture", needs_dists=True)
     assert joint == replace_struct(mixture, writer="device")
-    assert chosen(LINKED, strategy="aggregate", options=asked, logprobs=True).options == mixture
+    assert chosen(LINKED, strategy="aggregate", options=asked, top_logprobs=0).options == mixture
 
 
 @pytest.mark.parametrize(

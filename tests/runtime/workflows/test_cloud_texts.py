@@ -75,7 +75,7 @@ class Device:
 
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
-        cloud = self.units.texts(link, request.joining.privacy, lambda: b"0" * 16)
+        cloud = self.units.texts(link, request.wish.privacy, lambda: b"0" * 16)
         return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
 
     async def answer(
@@ -324,7 +324,9 @@ async def test_a_real_cloud_writes_a_text_as_it_would_for_its_own_client() -> No
         text = RemoteText(bench.links[0], messages, 12, "document-private", b"", egress)
         written = await _all(text)
         plain = changed(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
-        own = await _all(await bench.cloud.prepare(changed(plain, sampling=replace(plain.sampling, temperature=0.0))))
+        own = await _all(
+            await bench.cloud.prepare(changed(plain, sampling=replace(plain.wish.sampling, temperature=0.0)))
+        )
         assert "".join(getattr(each, "text", "") for each in written) == "".join(
             getattr(each, "text", "") for each in own
         )

@@ -160,9 +160,9 @@ async def test_a_sub_question_finds_what_the_question_does_not() -> None:
     assert asked.sources.passages is not None
     assert sorted(found.document for found in asked.sources.passages) == ["keys.md", "rooms.md"]
     assert [found.document for found in asked.sources.other_passages] == ["map.md"]
-    assert (asked.prompt.messages, asked.sampling, asked.sources.workflow) == (
+    assert (asked.prompt.messages, asked.wish.sampling, asked.sources.workflow) == (
         ASKED.prompt.messages,
-        ASKED.sampling,
+        ASKED.wish.sampling,
         None,
     )
     assert {step.stage for step in done.steps} >= {"rewrite", "search", "search far", "rerank", "refine"}

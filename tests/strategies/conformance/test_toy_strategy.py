@@ -18,7 +18,7 @@ from paceline.core.clock import StepClock
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
-from paceline.runtime.sessions.routing import candidates, choose, wish_of
+from paceline.runtime.sessions.routing import candidates, choose
 from paceline.strategies.base import (
     JOINT_LEVELS,
     SIDES,
@@ -254,7 +254,7 @@ ASKED = changed(REQUEST, strategy="salted", options={"period": 7})
 
 
 def test_it_is_routed_where_a_request_names_it() -> None:
-    known = RoutingContext("device", wish_of(ASKED), expected=True, linked=True, common=("salted",))
+    known = RoutingContext("device", ASKED.wish, expected=True, linked=True, common=("salted",))
     choice = choose(candidates(known), known)
     assert (choice.strategy, choice.options, choice.missing) == ("salted", SaltOptions(period=7), False)
     declined = routed(known, passages=3)
@@ -264,7 +264,7 @@ def test_it_is_routed_where_a_request_names_it() -> None:
     with pytest.raises(RequestError, match="forbids"):
         candidates(routed(known, privacy="local-only"))
     with pytest.raises(RequestError, match="no logprobs"):
-        candidates(routed(known, logprobs=True))
+        candidates(routed(known, top_logprobs=0))
 
 
 # ---- two nodes ------------------------------------------------------------------------------------------------------

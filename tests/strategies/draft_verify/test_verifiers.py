@@ -35,7 +35,7 @@ from tests.strategies.cases import Manner, engines, job
 
 
 def test_a_device_draws_tokens_only_of_its_own_clients_answers() -> None:
-    asked = RoutingContext("cloud", Wish("draft_verify", SamplingParams(), options={"verifier": "rejection"}))
+    asked = RoutingContext("cloud", Wish("draft_verify", options={"verifier": "rejection"}))
     with pytest.raises(RequestError, match="ask the device"):
         check(asked)
     check(replace(asked, side="device"))
