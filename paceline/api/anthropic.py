@@ -569,5 +569,6 @@ async def create_message(
 async def count_tokens(asked: CountRequest, service: ServiceDep, caller: Caller) -> TokenCount:
     """Count the tokens of a conversation, without documents."""
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=0)
-    tokens = await service.tokenize_chat(call.requests[0].prompt.messages, call.requests[0].model)
+    async with service.of(call.requests[0].model) as served:
+        tokens = await served.tokenize_chat(call.requests[0].prompt.messages)
     return TokenCount(input_tokens=len(tokens))

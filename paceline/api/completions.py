@@ -48,6 +48,7 @@ from paceline.runtime.service import (
     Generation,
     GenerationResult,
     Logprobs,
+    OneModel,
     Service,
     TokenLogprob,
 )
@@ -361,9 +362,10 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
         unread = call.requests([()] * len(asked.prompt))
         late = [partial(_prepare, service, one, asked.prompt[index // asked.n]) for index, one in enumerate(unread)]
         return CompletionWriter(call, (), 0), [LateGeneration(each) for each in late]
-    prompts = [await _tokens(service, prompt, call.model.name) for prompt in asked.prompt]
-    for prompt in prompts if asked.echo else ():
-        await service.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
+    async with service.of(call.model.name) as served:
+        prompts = [await _tokens(served, prompt) for prompt in asked.prompt]
+        for prompt in prompts if asked.echo else ():
+            await served.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
     generations: Sequence[Generation]
     if call.write:
         generations = await prepare_all(service, call.requests(prompts))
@@ -378,23 +380,25 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
 
 
 async def _prepare(service: Service, asked: GenerateRequest, prompt: Input) -> Generation:
-    tokens = await _tokens(service, prompt, asked.model)
+    async with service.of(asked.model) as served:
+        tokens = await _tokens(served, prompt)
     return await service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
 
 
-async def _tokens(service: Service, prompt: Input, model: str) -> Tokens:
-    return await service.tokenize(prompt, model) if isinstance(prompt, str) else prompt
+async def _tokens(served: OneModel, prompt: Input) -> Tokens:
+    return await served.tokenize(prompt) if isinstance(prompt, str) else prompt
 
 
 async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> list[EchoedPrompt]:
-    model, top, owner = call.model.name, call.asked.logprobs, call.request.account.owner
+    top, owner = call.asked.logprobs, call.request.account.owner
     scored: dict[Tokens, tuple[Logprobs, ...] | None] = {}
     echoes: list[EchoedPrompt] = []
-    for asked, prompt in zip(call.asked.prompt, prompts, strict=True):
-        if prompt not in scored:
-            scored[prompt] = None if top is None else tuple(await service.score(prompt, top, model, owner))
-        text = asked if isinstance(asked, str) else None
-        echoes.append(EchoedPrompt.of(text, await service.token_bytes(prompt, model), scored[prompt]))
+    async with service.of(call.model.name) as served:
+        for asked, prompt in zip(call.asked.prompt, prompts, strict=True):
+            if prompt not in scored:
+                scored[prompt] = None if top is None else tuple(await served.score(prompt, top, owner))
+            text = asked if isinstance(asked, str) else None
+            echoes.append(EchoedPrompt.of(text, await served.token_bytes(prompt), scored[prompt]))
     return echoes
 
 

@@ -212,8 +212,7 @@ async def check_policy(
     asked: CheckRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
 ) -> CheckAnswer:
     """Say what would happen to a question, and why."""
-    model = asked.model or service.models()[0].name
-    chat_model(service, model)
+    model = chat_model(service, asked.model or service.models()[0].name).name
     message = {"role": "user", "content": asked.question}
     chat = ChatRequest.model_validate({"model": model, "messages": [message]})
     call = chat_call(
@@ -222,7 +221,8 @@ async def check_policy(
     requests = call.requests
     if asked.paceline.vector_stores is not None:
         requests, _ = await select_stores(requests, service, caller, asked.paceline.vector_stores)
-    found = await while_connected(request.receive, service.explain(requests[0], asked.key))
+    async with service.of(model) as served:
+        found = await while_connected(request.receive, served.explain(requests[0], asked.key))
     return CheckAnswer(
         level=found.decision.level,
         rule=found.decision.rule,

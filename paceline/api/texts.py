@@ -287,20 +287,21 @@ async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
     model = _tokenizer_model(service, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
-    if asked.messages is None:
-        tokens = await service.tokenize(asked.prompt or "", model.name)
-    else:
-        chat = ChatRequest(
-            model=model.name,
-            messages=asked.messages,
-            tools=asked.tools,
-            continue_final_message=asked.continue_final_message,
-            add_generation_prompt=asked.add_generation_prompt,
-        )
-        tools = tool_use(chat, model)
-        messages = begun(chat, conversation(chat.messages, model, [] if tools is None else [tools.instructions()]))
-        tokens = await service.tokenize_chat(messages, model.name)
-    texts = await service.token_bytes(tokens, model.name) if asked.return_token_strs else None
+    async with service.of(model.name) as served:
+        if asked.messages is None:
+            tokens = await served.tokenize(asked.prompt or "")
+        else:
+            chat = ChatRequest(
+                model=model.name,
+                messages=asked.messages,
+                tools=asked.tools,
+                continue_final_message=asked.continue_final_message,
+                add_generation_prompt=asked.add_generation_prompt,
+            )
+            tools = tool_use(chat, model)
+            messages = begun(chat, conversation(chat.messages, model, [] if tools is None else [tools.instructions()]))
+            tokens = await served.tokenize_chat(messages)
+        texts = await served.token_bytes(tokens) if asked.return_token_strs else None
     return Tokenized(
         count=len(tokens),
         max_model_len=model.max_positions,
@@ -316,7 +317,8 @@ async def detokenize(asked: DetokenizeRequest, service: ServiceDep) -> Detokeniz
     if highest >= model.vocab_size:
         where = f"tokens[{asked.tokens.index(highest)}]"
         raise RequestError(f"{where} is {highest}; ids are 0 to {model.vocab_size - 1}.", param=where)
-    parts = await service.token_bytes(asked.tokens, model.name)
+    async with service.of(model.name) as served:
+        parts = await served.token_bytes(asked.tokens)
     return Detokenized(prompt=b"".join(parts).decode("utf-8", "replace"))
 
 

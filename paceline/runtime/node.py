@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
@@ -309,22 +310,20 @@ class Node:
         return self.worker.fault
 
     # ---- texts that are not answered ---------------------------------------------------------------------------------
-    async def tokenize(self, text: str, model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+    @asynccontextmanager
+    async def of(self, model: str) -> AsyncIterator[Self]:  # noqa: ARG002  # there is one
+        yield self
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
         return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str = "") -> tuple[int, ...]:  # noqa: ARG002
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
 
-    async def token_bytes(self, tokens: Sequence[int], model: str = "") -> tuple[bytes, ...]:  # noqa: ARG002
+    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
 
-    async def score(
-        self,
-        prompt: Sequence[int],
-        top: int,
-        model: str = "",  # noqa: ARG002
-        owner: str = "",
-    ) -> Sequence[Logprobs]:
+    async def score(self, prompt: Sequence[int], top: int, owner: str = "") -> Sequence[Logprobs]:
         return await self._scorer.score(prompt, top, owner)
 
     def embedders(self) -> Sequence[EmbedderInfo]:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,14 +20,10 @@ from paceline.engine.base import ModelInfo
 from paceline.errors import EngineError, EngineLost, PacelineError, RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.service import (
-    AnswerProof,
-    AnswerRecord,
-    Explanation,
     GenerateEvent,
     GenerateRequest,
     Generation,
     Load,
-    Logprobs,
     ModelState,
     ModelStatus,
     Readiness,
@@ -120,33 +116,24 @@ class ModelSlot:
     @asynccontextmanager
     async def used(self) -> AsyncIterator[Node]:
         """The node, which stays as long as this context. Raises RequestError for a model that cannot be loaded."""
-        node = await self.take()
-        try:
-            yield node
-        finally:
-            self.give_back()
-
-    async def take(self) -> Node:
-        """As `used`, until `give_back`."""
         if self._loading is None:
             self._loading = asyncio.create_task(self._load(self._ending))
             self._loading.add_done_callback(lambda done: done.cancelled() or done.exception())  # all may have left
         loading = self._loading
         self._users += 1
         try:
-            return (await asyncio.shield(loading))[0]
-        except BaseException as error:
-            self.give_back()
-            if loading.cancelled():
-                raise _unavailable(self.info.name, "the program ends") from error
-            if isinstance(error, PacelineError):
-                raise _unavailable(self.info.name, str(error)) from error
-            raise  # the client has left
-
-    def give_back(self) -> None:
-        self._users -= 1
-        assert self._users >= 0, self.info.name
-        self._used_at = self._now()
+            try:
+                node, _ = await asyncio.shield(loading)
+            except BaseException as error:
+                if loading.cancelled():
+                    raise _unavailable(self.info.name, "the program ends") from error
+                if isinstance(error, PacelineError):
+                    raise _unavailable(self.info.name, str(error)) from error
+                raise  # the client has left
+            yield node
+        finally:
+            self._users -= 1
+            self._used_at = self._now()
 
     async def unload(self) -> bool:
         """Unload it; False where it is being used or is not loaded."""
@@ -308,7 +295,7 @@ class ServedModels:
                 log.exception("idle models could not be unloaded")
 
     @asynccontextmanager
-    async def _node(self, model: str) -> AsyncIterator[Node]:
+    async def of(self, model: str) -> AsyncIterator[Node]:
         slot = self._slots.get(model)
         if slot is None:
             yield self._first
@@ -336,44 +323,12 @@ class ServedModels:
         slot = self._slots.get(name)
         return self._first.model_status(name) if slot is None else ModelStatus(slot.state, slot.is_joint)
 
-    async def tokenize(self, text: str, model: str) -> tuple[int, ...]:
-        async with self._node(model) as node:
-            return await node.tokenize(text)
-
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:
-        async with self._node(model) as node:
-            return await node.tokenize_chat(messages)
-
-    async def token_bytes(self, tokens: Sequence[int], model: str) -> tuple[bytes, ...]:
-        async with self._node(model) as node:
-            return await node.token_bytes(tokens)
-
-    async def check(self, request: GenerateRequest, *, room: int) -> None:
-        async with self._node(request.model) as node:
-            await node.check(request, room=room)
-
-    async def score(self, prompt: Sequence[int], top: int, model: str, owner: str = "") -> Sequence[Logprobs]:
-        async with self._node(model) as node:
-            return await node.score(prompt, top, owner=owner)
-
     async def prepare(self, request: GenerateRequest) -> Generation:
-        slot = self._slots.get(request.model)
-        if slot is None:
+        if request.model not in self._slots:
             return await self._first.prepare(request)
-        node = await slot.take()
-        try:
-            return _Kept(await node.prepare(request), slot.give_back)
-        except BaseException:
-            slot.give_back()
-            raise
-
-    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
-        async with self._node(request.model) as node:
-            return await node.explain(request, key)
-
-    async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
-        async with self._node(request.model) as node:
-            return await node.prove(request, records)
+        async with AsyncExitStack() as used:
+            node = await used.enter_async_context(self.of(request.model))
+            return _Kept(await node.prepare(request), used.pop_all())
 
     async def forget_answers(self, owner: str) -> None:
         for node in (self._first, *(slot.node for slot in self._slots.values())):
@@ -394,8 +349,7 @@ class _Kept:
     """A generation whose model stays loaded until it has ended."""
 
     generation: Generation
-    release: Callable[[], None]
-    _released: bool = field(default=False, init=False)
+    used: AsyncExitStack
 
     @property
     def prompt_tokens(self) -> int:
@@ -407,15 +361,8 @@ class _Kept:
                 async for event in events:
                     yield event
         finally:
-            self._end()
+            await self.used.aclose()
 
     async def aclose(self) -> None:
-        try:
+        async with self.used:
             await self.generation.aclose()
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        if not self._released:
-            self._released = True
-            self.release()

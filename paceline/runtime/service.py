@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
@@ -383,24 +384,8 @@ class Service(Protocol):
     def workflows(self) -> Sequence[WorkflowName]:
         """Those that can run here: `research` only where the web can be searched."""
 
-    async def tokenize(self, text: str, model: str) -> tuple[int, ...]:
-        """Tokens of a raw prompt, at least one. Raises RequestError."""
-
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:
-        """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
-
-    async def token_bytes(self, tokens: Sequence[int], model: str) -> tuple[bytes, ...]:
-        """Bytes of each token of a raw prompt; the name of a special token."""
-
-    async def check(self, request: GenerateRequest, *, room: int) -> None:
-        """Raises RequestError for a raw-token request that `prepare` would refuse, or whose prompt is empty, has
-        unknown ids or leaves fewer than `room` positions of the context. Starts nothing."""
-
-    async def score(self, prompt: Sequence[int], top: int, model: str, owner: str) -> Sequence[Logprobs]:
-        """Logprobs of every token of a raw prompt but the first, given its prefix, with the `top` most probable tokens.
-
-        The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.
-        """
+    def of(self, model: str) -> AbstractAsyncContextManager[OneModel]:
+        """One of `models`, which is there as long as this context. Raises RequestError where it cannot be loaded."""
 
     async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
         """Embed texts. Raises RequestError where there is no embedder or a text is too long."""
@@ -418,17 +403,9 @@ class Service(Protocol):
     async def prepare(self, request: GenerateRequest) -> Generation:
         """Check, retrieve, tokenize and admit. Raises RequestError before anything has started."""
 
-    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
-        """What `prepare` would do. key: the name of another than the one that asks, for an owner alone. Raises
-        RequestError as `prepare` does."""
-
     async def confirm(self, owner: str, document: str) -> str:
         """Confirm a document that the policy asks for, by its id. Returns its name. Raises RequestError for an owner
         who may not."""
-
-    async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
-        """Compute an answer again from what it was written from. request: as it was asked for, of which the
-        conversation, the sources and the account count. Raises RequestError (429) where there is no room."""
 
     async def forget_answers(self, owner: str) -> None:
         """Erase what this owner's answers have taught look-up tables, which hold the latest of them word for word."""
@@ -438,6 +415,37 @@ class Service(Protocol):
     def load(self) -> Load: ...
 
     def links(self) -> Sequence[LinkStatus]: ...
+
+
+class OneModel(Protocol):
+    """What a loaded model does for requests besides answers."""
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        """Tokens of a raw prompt, at least one. Raises RequestError."""
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
+
+    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+        """Bytes of each token of a raw prompt; the name of a special token."""
+
+    async def check(self, request: GenerateRequest, *, room: int) -> None:
+        """Raises RequestError for a raw-token request that `prepare` would refuse, or whose prompt is empty, has
+        unknown ids or leaves fewer than `room` positions of the context. Starts nothing."""
+
+    async def score(self, prompt: Sequence[int], top: int, owner: str) -> Sequence[Logprobs]:
+        """Logprobs of every token of a raw prompt but the first, given its prefix, with the `top` most probable tokens.
+
+        The prompt must have been checked. Cancellation releases its KV rows. Raises PacelineError.
+        """
+
+    async def explain(self, request: GenerateRequest, key: str | None) -> Explanation:
+        """What `prepare` would do. key: the name of another than the one that asks, for an owner alone. Raises
+        RequestError as `prepare` does."""
+
+    async def prove(self, request: GenerateRequest, records: Sequence[AnswerRecord]) -> AnswerProof:
+        """Compute an answer again from what it was written from. request: as it was asked for, of which the
+        conversation, the sources and the account count. Raises RequestError (429) where there is no room."""
 
 
 class Generation(Protocol):

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import TypeVar, cast
 
@@ -175,7 +175,11 @@ class ScriptedService:
         shared = tuple(len(words & set(passage.split())) / len(words) for passage in passages)
         return Reranked(shared, sum(len(text.split()) for text in (query, *passages)))
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], model: str) -> tuple[int, ...]:  # noqa: ARG002
+    @asynccontextmanager
+    async def of(self, model: str) -> AsyncIterator[ScriptedService]:  # noqa: ARG002
+        yield self
+
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         return tuple(byte for message in messages for byte in message["content"].encode())
 
     async def find(self, work: Callable[[], T], owner: str) -> T:  # noqa: ARG002

@@ -256,7 +256,8 @@ async def proof_of(
         return AnswerProof(
             tokens := sum(len(each.tokens) + each.ends for each in records), unproven={str(error): tokens}
         )
-    return await begun.service.prove(wanted, records)
+    async with begun.service.of(wanted.model) as served:
+        return await served.prove(wanted, records)
 
 
 class Continuing:

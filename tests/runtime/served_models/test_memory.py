@@ -26,8 +26,8 @@ async def loaded(*models: OnDemand) -> AsyncIterator[ModelMemory]:
     memory = ModelMemory(idle_s=60.0, free=free, total=ALL)
     memory.slots += [model.slot for model in models]
     for model in models:
-        await model.slot.take()
-        model.slot.give_back()
+        async with model.slot.used():
+            pass
     yield memory
     for model in models:
         await model.slot.close()

@@ -67,10 +67,11 @@ async def test_a_model_stays_until_its_answer_has_ended_however_it_ends() -> Non
 async def test_tokens_and_scores_are_of_the_model_that_is_named() -> None:
     second = OnDemand(seed=7)
     async with served(second) as service:
-        prompt = await service.tokenize("abc", "second")
-        assert await service.token_bytes(prompt, "second") == await service.token_bytes(prompt, "")
-        await service.check(changed(REQUEST, messages=(), tokens=prompt, model="second"), room=1)
-        scores = [await service.score(prompt, 0, name) for name in ("", "second")]
+        async with service.of("second") as named, service.of("") as first:
+            prompt = await named.tokenize("abc")
+            assert await named.token_bytes(prompt) == await first.token_bytes(prompt)
+            await named.check(changed(REQUEST, messages=(), tokens=prompt, model="second"), room=1)
+            scores = [await model.score(prompt, 0) for model in (first, named)]
         assert scores[0] != scores[1]
         assert second.slot.idle_s == 0.0
 

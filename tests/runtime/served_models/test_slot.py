@@ -7,9 +7,15 @@ import asyncio
 import pytest
 
 from paceline.errors import ConfigError, RequestError
+from paceline.runtime.node import Node
 from tests.runtime.served_models.loaded_on_demand import OnDemand
 
 pytestmark = pytest.mark.anyio
+
+
+async def used(model: OnDemand) -> Node:
+    async with model.slot.used() as node:
+        return node
 
 
 async def test_a_model_is_loaded_once_for_all_who_ask_together() -> None:
@@ -17,7 +23,7 @@ async def test_a_model_is_loaded_once_for_all_who_ask_together() -> None:
     assert model.slot.state == "unloaded"
     model.gate.clear()
     async with asyncio.TaskGroup() as tasks:
-        asking = [tasks.create_task(model.slot.take()) for _ in range(5)]
+        asking = [tasks.create_task(used(model)) for _ in range(5)]
         await asyncio.sleep(0)
         assert model.slot.state == "loading"
         model.gate.set()
@@ -29,13 +35,12 @@ async def test_a_model_is_loaded_once_for_all_who_ask_together() -> None:
 async def test_a_client_that_leaves_does_not_stop_the_loading() -> None:
     model = OnDemand()
     model.gate.clear()
-    first, second = (asyncio.create_task(model.slot.take()) for _ in range(2))
+    first, second = (asyncio.create_task(used(model)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     model.gate.set()
     await second
-    model.slot.give_back()
     assert (model.begun, model.slot.idle_s) == (1, 0.0)
     await model.slot.close()
 
@@ -60,7 +65,7 @@ async def test_a_model_that_cannot_be_loaded_is_a_503_with_the_reason_and_is_tri
     model = OnDemand(failure=ConfigError("its folder is gone"))
     for _ in range(2):
         with pytest.raises(RequestError, match="second cannot be loaded now: its folder is gone") as refused:
-            await model.slot.take()
+            await used(model)
         assert refused.value.status == 503
         assert model.slot.state == "unloaded"
     model.failure = None
@@ -84,7 +89,7 @@ async def test_what_is_asked_while_it_is_being_unloaded_waits_for_its_next_life(
 async def test_a_program_that_ends_ends_a_loading() -> None:
     model = OnDemand()
     model.gate.clear()
-    asking = asyncio.create_task(model.slot.take())
+    asking = asyncio.create_task(used(model))
     await asyncio.sleep(0)
     await model.slot.close()
     with pytest.raises(RequestError, match="the program ends"):
