@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Config, Json, StateDir, write_json
+from paceline.commands.options import Config, Json, StateDir, show
 from paceline.core.printable import printable
 from paceline.core.side import MayAsk
 from paceline.settings import AgentSettings
@@ -39,14 +39,11 @@ def activity(
     if (settings.state_dir / FILE).exists():  # reading creates nothing
         with closing(ActivityLog(settings.state_dir)) as log:
             entries = log.recent(last)
-    if as_json:
-        write_json(entries)
-        return
-    for entry in entries:
-        typer.echo(printable("  ".join(_columns(entry))))
+    none = ""
     if not entries:
         may_ask, origin = permission(settings)
-        typer.echo(f"the cloud has asked nothing yet; it may ask: {may_ask} ({origin})", err=True)
+        none = f"the cloud has asked nothing yet; it may ask: {may_ask} ({origin})"
+    show(entries, *(printable("  ".join(_columns(entry))) for entry in entries), beside=none, as_json=as_json)
 
 
 def _columns(entry: Activity) -> Iterator[str]:

@@ -57,7 +57,7 @@ from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers,
 from paceline.runtime.lookup_tables import FOLDER as TABLES
 from paceline.runtime.lookup_tables import TableStore
 from paceline.runtime.node import Node
-from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.questions import Judge
 from paceline.runtime.resources import Company, Computing, Kept, NodeParts, Offer
 from paceline.runtime.served_models import ServedModels
@@ -148,8 +148,9 @@ async def run_node(
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
     `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
     directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
-    model. `database`: where responses and documents are kept, instead of folders. `names`: see `Policing`. The caller
-    closes `listener`.
+    model. `database`: where responses and documents are kept, instead of folders. `names`: see `PolicyGuard`. The
+    caller closes `listener`.
+
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
@@ -175,7 +176,7 @@ async def run_node(
         outcomes = Outcomes(settings.state_dir) if settings.side == "device" else None
         kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge, outcomes)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
-        guard = PolicyGuard(settings.side, settings.policy.policy(), Policing(database or settings.state_dir, names))
+        guard = PolicyGuard(settings.side, settings.policy.policy(), database or settings.state_dir, names)
         handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
         terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff, open_outside(settings))
         tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)

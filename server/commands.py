@@ -24,6 +24,7 @@ from paceline.commands.options import (
     group_of,
     opened_database,
     options,
+    show,
     spread,
     write_json,
 )
@@ -88,12 +89,9 @@ def add_device(
     from .devices import CODE_LIFE_S
 
     code = _registry(where).add(name, role)
-    if as_json:
-        write_json({"device": name, "code": code, "expires_in_s": CODE_LIFE_S})
-        return
-    typer.echo(code)
     command = "paceline agent --cloud URL" if role == "device" else "paceline stage --server URL"
-    typer.echo(f"At the {role}, within ten minutes: {command} --code -   (it asks for the code)", err=True)
+    advice = f"At the {role}, within ten minutes: {command} --code -   (it asks for the code)"
+    show({"device": name, "code": code, "expires_in_s": CODE_LIFE_S}, code, beside=advice, as_json=as_json)
 
 
 def invite(
@@ -125,16 +123,15 @@ def invite(
 def list_devices(where: AtServer = HERE, as_json: Json = False) -> None:
     """List the devices and whether they may link."""
     devices = _registry(where).devices()
-    if as_json:
-        keys = ("state", "since", "role")
-        write_json([{"device": each.name} | {key: getattr(each, key) for key in keys} for each in devices])
-        return
+    lines = []
     for device in devices:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(device.since))
         since = "until" if device.state == "waiting" else "since"
-        typer.echo(f"{device.name:<24} {device.state:<8} {since} {when}{' stage' if device.role == 'stage' else ''}")
-    if not devices:
-        typer.echo("no devices yet: add one with `paceline devices add NAME`", err=True)
+        lines.append(f"{device.name:<24} {device.state:<8} {since} {when}{' stage' if device.role == 'stage' else ''}")
+    keys = ("state", "since", "role")
+    found = [{"device": each.name} | {key: getattr(each, key) for key in keys} for each in devices]
+    none = "" if devices else "no devices yet: add one with `paceline devices add NAME`"
+    show(found, *lines, beside=none, as_json=as_json)
 
 
 def revoke_device(
@@ -143,12 +140,13 @@ def revoke_device(
     as_json: Json = False,
 ) -> None:
     """Let a device in no more; a link it holds is cut within seconds."""
-    if not _registry(where).revoke(name):
-        raise ConfigError(f"There is no device {name}; see `paceline devices list`.")
-    if as_json:
-        write_json({"revoked": name})
-    else:
-        typer.echo(f"revoked {name}")
+    _revoke(_registry(where), name, f"There is no device {name}; see `paceline devices list`.", as_json=as_json)
+
+
+def _revoke(store: Registry | Keys, name: str, otherwise: str, *, as_json: bool) -> None:
+    if not store.revoke(name):
+        raise ConfigError(otherwise)
+    show({"revoked": name}, f"revoked {name}", as_json=as_json)
 
 
 def _registry(where: AtServer) -> Registry:
@@ -176,27 +174,22 @@ def create_key(
     """Make a key and show it, this once: only its hash is kept. A running server knows it at once."""
     keys = _keys(where)
     key = keys.create(name, scopes=scope or (), device=device, days=expires)
-    if as_json:
-        write_json({"name": name, "key": key})
-        return
-    typer.echo(key)
-    typer.echo("Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`.", err=True)
+    advice = "Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`."
+    show({"name": name, "key": key}, key, beside=advice, as_json=as_json)
 
 
 def list_keys(where: AtServer = HERE, as_json: Json = False) -> None:
     """List the keys by name and prefix, with what they may do."""
     found = _keys(where).all()
-    if as_json:
-        write_json(found)
-        return
+    lines = []
     for key in found:
         until = "" if key.expires_at is None else time.strftime(" until %Y-%m-%d", time.localtime(key.expires_at))
         since = time.strftime("%Y-%m-%d", time.localtime(key.created_at))
         may = "all" if key.scopes is None else ",".join(key.scopes)
         bound = "" if key.device is None else f" device {key.device}"
-        typer.echo(f"{key.name:<24} {key.prefix}… {key.state:<8} since {since}{until} scopes {may}{bound}")
-    if not found:
-        typer.echo("no keys yet: make one with `paceline keys create NAME`", err=True)
+        lines.append(f"{key.name:<24} {key.prefix}… {key.state:<8} since {since}{until} scopes {may}{bound}")
+    none = "" if found else "no keys yet: make one with `paceline keys create NAME`"
+    show(found, *lines, beside=none, as_json=as_json)
 
 
 def revoke_key(
@@ -205,12 +198,8 @@ def revoke_key(
     as_json: Json = False,
 ) -> None:
     """Refuse a key from the next request on. Answers that are being written end as they would have."""
-    if not _keys(where).revoke(name):
-        raise ConfigError(f"There is no key {name} that could be revoked; see `paceline keys list`.")
-    if as_json:
-        write_json({"revoked": name})
-    else:
-        typer.echo(f"revoked {name}")
+    otherwise = f"There is no key {name} that could be revoked; see `paceline keys list`."
+    _revoke(_keys(where), name, otherwise, as_json=as_json)
 
 
 def _keys(where: AtServer) -> Keys:
@@ -241,12 +230,8 @@ def copy_state(
         from .database import copy
 
         copied = copy(settings.state_dir, database, settings.docs_dir)
-        if as_json:
-            write_json({"copied": copied})
-            return
-        for table, count in copied.items():
-            typer.echo(f"{table:<24} {count}")
-        typer.echo(f"{database.name} has them.", err=True)
+        lines = [f"{table:<24} {count}" for table, count in copied.items()]
+        show({"copied": copied}, *lines, beside=f"{database.name} has them.", as_json=as_json)
 
 
 def _shared_database(settings: NodeSettings) -> Callable[[], Found] | None:

@@ -90,16 +90,13 @@ class EnrolmentAnswer:
 
 
 class Registry:
-    def __init__(
-        self, state: Path | Home, *, away_days: float = TUNING.device_days, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, state: Path | Home, *, away_days: float = TUNING.device_days) -> None:
         """Open the registry, creating it if needed. Raises ConfigError when it cannot be used.
 
         away_days: a device that has not renewed its key for so long must enrol again; 0: never.
         """
         self._tables = StateTables(place_in(state, STORE, "a device registry"), _SCHEMA, "device registry")
         self._away_s = away_days * DAY_S
-        self._now = now
 
     def watching(self) -> AbstractContextManager[Callable[[], int]]:
         """A function whose number changes after every change of the file. See `StateTables.watching`."""
@@ -117,9 +114,9 @@ class Registry:
         groups = ["".join(secrets.choice(ALPHABET) for _ in range(GROUP_LETTERS)) for _ in range(GROUPS)]
         code = "-".join(groups)
         derived = code_secrets(code)
-        key, expires_at = PrivateKey(derived.seed).public_key, self._now() + CODE_LIFE_S
+        key, expires_at = PrivateKey(derived.seed).public_key, time.time() + CODE_LIFE_S
         with self._tables.changing() as rows:
-            rows.execute("DELETE FROM enrolment_codes WHERE expires_at <= ?", (self._now(),))
+            rows.execute("DELETE FROM enrolment_codes WHERE expires_at <= ?", (time.time(),))
             rows.execute(
                 "INSERT INTO enrolment_codes VALUES (?, ?, ?, ?, ?, 0, ?) ON CONFLICT (name) DO UPDATE SET "
                 "id = excluded.id, key = excluded.key, mac_key = excluded.mac_key, expires_at = excluded.expires_at, "
@@ -133,7 +130,7 @@ class Registry:
             devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
             for name, expires, role in rows.execute(
                 "SELECT name, expires_at, role FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
-                (self._now(), MAX_TRIES),
+                (time.time(), MAX_TRIES),
             ):
                 if name not in devices or devices[name].state != "enrolled":
                     devices[name] = Device(name, "waiting", expires, role)
@@ -149,7 +146,7 @@ class Registry:
         with self._tables.changing() as rows:
             codes = rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,)).rowcount
             known = rows.execute(
-                "UPDATE identities SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (self._now(), name)
+                "UPDATE identities SET revoked_at = coalesce(revoked_at, ?) WHERE name = ?", (time.time(), name)
             ).rowcount
         return codes + known > 0
 
@@ -161,10 +158,10 @@ class Registry:
         """
         if self._may_enrol(request) and verify(request.key, request.key_signature, request.signed(BY_DEVICE)):
             with self._tables.changing() as rows:  # one try at a time: of two with the right code the first wins
-                row = rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone()
+                row = rows.execute(_OPEN_CODE, (request.code_id, time.time(), MAX_TRIES)).fetchone()
                 if row is not None and verify(row[1], request.code_signature, request.signed(BY_CODE)):
                     name, _, mac_key, role = row
-                    now = self._now()
+                    now = time.time()
                     rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,))
                     rows.execute(
                         "INSERT INTO identities VALUES (?, ?, NULL, ?, ?, NULL, ?) ON CONFLICT (name) DO UPDATE SET "
@@ -198,7 +195,7 @@ class Registry:
         if key is not None and claim.proves(key):
             if revoked_at is not None:
                 return CloseCode.REVOKED
-            away = role == "device" and self._away_s > 0 and self._now() - renewed_at > self._away_s
+            away = role == "device" and self._away_s > 0 and time.time() - renewed_at > self._away_s
             return CloseCode.AWAY_TOO_LONG if away else bytes(key)
         if former_key is not None and claim.proves(former_key):
             return CloseCode.KEY_REPLACED
@@ -230,7 +227,7 @@ class Registry:
 
         A clock that has been set back does not make the new key look older than the present one.
         """
-        now = self._now()
+        now = time.time()
         with self._tables.changing() as rows:
             changed = rows.execute(
                 "UPDATE identities SET key = ?, former_key = key, renewed_at = CASE WHEN renewed_at > ? THEN "
@@ -242,7 +239,7 @@ class Registry:
     # ---- common -----------------------------------------------------------------------------------------------------
     def _may_enrol(self, request: EnrolmentRequest) -> bool:
         with self._tables.reading() as rows:
-            return rows.execute(_OPEN_CODE, (request.code_id, self._now(), MAX_TRIES)).fetchone() is not None
+            return rows.execute(_OPEN_CODE, (request.code_id, time.time(), MAX_TRIES)).fetchone() is not None
 
 
 _OPEN_CODE = "SELECT name, key, mac_key, role FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"

@@ -58,11 +58,10 @@ class Key:
 
 
 class Keys:
-    def __init__(self, state: Path | Home, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state: Path | Home) -> None:
         """Open the store of keys, creating it if needed. Raises ConfigError when it cannot be used."""
         self._tables = StateTables(place_in(state, STORE, "a file of keys"), _SCHEMA, "file of keys")
         self._required = state / REQUIRED if isinstance(state, Path) else None  # a database does not get lost alone
-        self._now = now
 
     # ---- the owner's side -------------------------------------------------------------------------------------------
     def create(
@@ -83,7 +82,7 @@ class Keys:
             raise ConfigError(f"A key cannot expire after {days:g} days: give a number above 0, 36500 at most.")
         key = MARK + secrets.token_urlsafe(32)
         kept = " ".join(scope for scope in SCOPES if scope in scopes) or None
-        now = self._now()
+        now = time.time()
         expires = None if days is None else now + days * DAY_S
         digest = hashlib.sha256(key.encode()).digest()
         self._require()
@@ -103,7 +102,7 @@ class Keys:
             found = rows.execute(
                 "SELECT name, prefix, scopes, device, created_at, expires_at, revoked_at FROM keys ORDER BY created_at"
             ).fetchall()
-        now = self._now()
+        now = time.time()
         return [
             Key(
                 name,
@@ -122,7 +121,7 @@ class Keys:
         with self._tables.changing() as rows:
             changed = rows.execute(
                 "UPDATE keys SET revoked_at = ? WHERE (name = ? OR prefix = ?) AND revoked_at IS NULL",
-                (self._now(), name, name),
+                (time.time(), name, name),
             ).rowcount
         return changed > 0
 

@@ -62,7 +62,6 @@ class Links:
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
         fleet: Fleet | None = None,
-        now: Callable[[], float] = time.time,
     ) -> None:
         """`on_link`: told of each new link with its device. `introduce` is called for each link, since the number of
         documents changes. `key`: the server's. `credential_hours`: life of a device's key, which is renewed when half
@@ -75,7 +74,6 @@ class Links:
         self._emulation = emulation
         self._vocab_size = vocab_size
         self._fleet = fleet
-        self._now = now
         self.has_devices = registry.has_devices()  # as the registry was read last
         self.is_leaving: Callable[[], bool] = bool  # this server drains, and others take its devices
         self._live: dict[str, _Live] = {}
@@ -168,7 +166,7 @@ class Links:
         for device, live in list(self._live.items()):
             if live.link.closed.is_set() or live.renewed_at is None:
                 continue
-            age = self._now() - live.renewed_at
+            age = time.time() - live.renewed_at
             clock = asyncio.get_running_loop().time()
             if -SLACK_S < age < self._life_s / 2:
                 live.asked_at = None

@@ -66,14 +66,11 @@ class AnswerCounts:
 class Observer:
     """Belongs to the loop of the server."""
 
-    def __init__(
-        self, model: Callable[[], str], tracer: Tracer | None = None, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        """model: name of the default, which answers requests that name none. now: s."""
+    def __init__(self, model: Callable[[], str], tracer: Tracer | None = None) -> None:
+        """model: name of the default, which answers requests that name none."""
         self.model = model
         self.counts = AnswerCounts()
         self.tracer = tracer
-        self.now = now
 
     def answer(self, state: dict[str, Any]) -> AnswerWatch:
         """Watch one answer, of which `n` choices are several. state: of its ASGI scope."""
@@ -85,12 +82,12 @@ class AnswerWatch:
 
     def __init__(self, observer: Observer, state: dict[str, Any]) -> None:
         identity = state.get("identity")
-        self._counts, self._now, self._tracer = observer.counts, observer.now, observer.tracer
+        self._counts, self._tracer = observer.counts, observer.tracer
         self._model = state.get("model") or observer.model()
         self._auto = bool(state.get("auto"))
         self._request = str(state.get("request_id", ""))
         self._key = getattr(identity, "name", "") or getattr(identity, "key", "")  # for the log
-        self._began = state.get("began", self._now())  # when the request arrived, s
+        self._began = state.get("began", time.monotonic())  # when the request arrived, s
         self._first: float | None = None  # when the first text came
         self._last: float | None = None
         self._after_first = 0  # tokens after the first text
@@ -103,7 +100,7 @@ class AnswerWatch:
             return
         if not event.tokens:
             return  # a step of a workflow, or the rest of a character
-        now = self._now()
+        now = time.monotonic()
         self._lanes[event.lane or "none"] += event.tokens
         if self._first is None or self._last is None:
             self._first = now
@@ -122,7 +119,7 @@ class AnswerWatch:
         if self._ended:
             return
         self._ended = True
-        counts, now = self._counts, self._now()
+        counts, now = self._counts, time.monotonic()
         strategy = "" if result is None else result.strategy
         counts.answers.labels(strategy, outcome).inc()
         for lane, tokens in self._lanes.items():

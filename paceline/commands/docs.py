@@ -26,8 +26,8 @@ from paceline.commands.options import (
     group_of,
     opened_database,
     settings_of,
+    show,
     spread,
-    write_json,
 )
 from paceline.core.printable import is_text, printable, printable_lines
 from paceline.errors import ConfigError
@@ -165,12 +165,12 @@ def _folders(paths: list[Path]) -> list[Path]:
 
 def _show_results(results: list[IngestResult], *, as_json: bool) -> None:
     results = sorted(results, key=lambda result: result.status == "failed")
-    if as_json:
-        write_json(results)
-        return
+    lines = []
     for result in results:
         size = f", {_counted(result.num_chunks, 'chunk')}" if result.num_chunks else ""
-        typer.echo(printable(f"{result.status:<9} {result.name}{size}{f' ({result.note})' if result.note else ''}"))
+        note = f" ({result.note})" if result.note else ""
+        lines.append(printable(f"{result.status:<9} {result.name}{size}{note}"))
+    show(results, *lines, as_json=as_json)
 
 
 def _show_sum(results: list[IngestResult]) -> None:
@@ -183,12 +183,8 @@ def list_(where: Documents = DEVICES, as_json: Json = False) -> None:
     """List the documents, by name."""
     with where.opened() as documents:
         rows = documents.documents()
-    if as_json:
-        write_json(rows)
-        return
-    for row in rows:
-        typer.echo(printable(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}"))
-    typer.echo(_counted(len(rows), "document"), err=True)
+    lines = [printable(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}") for row in rows]
+    show(rows, *lines, beside=_counted(len(rows), "document"), as_json=as_json)
 
 
 def search(
@@ -202,15 +198,13 @@ def search(
         raise ConfigError("The query has bytes that are no UTF-8: write it in that encoding.")
     with where.opened() as documents:
         passages = documents.search(query, k)
-    if as_json:
-        write_json(passages)
-        return
+    lines = []
     for passage in passages:
         place = f", {passage.place}" if passage.place else ""
-        typer.echo(f"{passage.score:.3f}  {printable(passage.document + place)}")
-        typer.echo(printable_lines(_indented(passage.text)))
-    if not passages:
-        typer.echo("nothing is similar enough, and nothing has the words", err=True)
+        lines.append(f"{passage.score:.3f}  {printable(passage.document + place)}")
+        lines += printable_lines("\n".join(f"       {line}" for line in passage.text.strip().splitlines())).split("\n")
+    none = "" if passages else "nothing is similar enough, and nothing has the words"
+    show(passages, *lines, beside=none, as_json=as_json)
 
 
 def remove(
@@ -232,12 +226,11 @@ def remove(
         found = {name: matching(known, name) for name in names or ()} or {"all documents": known}
         documents.remove(*{document.id for each in found.values() for document in each})
     removed = {name: len(each) for name, each in found.items()}
-    if as_json:
-        write_json(removed)
-    else:
-        for name, number in removed.items():
-            many = f" ({_counted(number, 'document')})" if number > 1 else ""
-            typer.echo(printable(f"{'removed' if number or every else 'not there'}  {name}{many}"))
+    lines = []
+    for name, number in removed.items():
+        many = f" ({_counted(number, 'document')})" if number > 1 else ""
+        lines.append(printable(f"{'removed' if number or every else 'not there'}  {name}{many}"))
+    show(removed, *lines, as_json=as_json)
     if not every and not all(removed.values()):
         raise typer.Exit(1)
 
@@ -246,10 +239,7 @@ def reindex(where: Documents = DEVICES, as_json: Json = False) -> None:
     """Embed every chunk again: after another embedder was chosen."""
     with where.opened(again=True) as documents:
         number = documents.count()
-    if as_json:
-        write_json({"documents": number})
-    else:
-        typer.echo(f"{_counted(number, 'document')} indexed again")
+    show({"documents": number}, f"{_counted(number, 'document')} indexed again", as_json=as_json)
 
 
 def add_with_progress(
@@ -289,10 +279,6 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"       {line}" for line in text.strip().splitlines())
-
-
 # ---- `paceline policy`: documents that rules ask for -----------------------------------------------------------------
 Name = Annotated[
     str, typer.Argument(help="of a document, or a pattern for names, as `paceline policy list` shows them")
@@ -307,19 +293,13 @@ def list_rules(where: Where = DEVICE, as_json: Json = False) -> None:
     with _ruled_documents(where) as (found, state):
         confirmed = state.confirmed()
         waiting = {each.id for each in found if each.is_asked_for and state.mark(each.identity) not in confirmed}
-    if as_json:
-        write_json(
-            [
-                {"id": each.id, "document": each.name, "rules": [*map(str, each.rules)], "waits": each.id in waiting}
-                for each in found
-            ]
-        )
-        return
+    documents, lines = [], []
     for each in found:
-        told = ", ".join(map(str, each.rules))
-        typer.echo(printable(f"{'waits' if each.id in waiting else 'is read':<8} {each.name}  ({told})"))
-    if not found:
-        typer.echo("no document has a rule: see [policy] of the settings", err=True)
+        rules, waits = [*map(str, each.rules)], each.id in waiting
+        documents.append({"id": each.id, "document": each.name, "rules": rules, "waits": waits})
+        lines.append(printable(f"{'waits' if waits else 'is read':<8} {each.name}  ({', '.join(rules)})"))
+    none = "" if found else "no document has a rule: see [policy] of the settings"
+    show(documents, *lines, beside=none, as_json=as_json)
 
 
 def allow(name: Name, where: Where = DEVICE, as_json: Json = False) -> None:
@@ -342,11 +322,7 @@ def _confirm(name: str, where: Where, *, confirmed: bool, as_json: bool) -> None
         for each in named:
             state.confirm(each, confirmed=confirmed)
     did, names = "confirmed" if confirmed else "revoked", [each.name for each in named]
-    if as_json:
-        write_json({did: names})
-        return
-    for each_name in names:
-        typer.echo(printable(f"{did}  {each_name}"))
+    show({did: names}, *(printable(f"{did}  {each}") for each in names), as_json=as_json)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.commands.options import Json, group_of, write_json
+from paceline.commands.options import Json, group_of, show
 from paceline.core.printable import printable
 from paceline.errors import ConfigError
 
@@ -47,28 +47,24 @@ def register(app: typer.Typer) -> None:
 def list_(as_json: Json = False) -> None:
     """List what comes with paceline, what lies in the hub's cache, and what Ollama, LM Studio and llama.cpp have."""
     models = [*_bundled(), *_cached(), *_stored()]
-    if as_json:
-        write_json(models)
-        return
+    lines = []
     width = max(len(model.name) for model in models)
     for model in models:
         context = "" if model.context is None else f"{model.context} tokens"
         template = " no chat template" if model.template is False and model.kind == "chat" else ""
         revision = f" {model.revision[:7]}" if model.revision else ""
         line = f"{model.name:<{width}}  {model.kind:<8} {_bytes(model.size):>9}  {context:<14} {model.where}{revision}"
-        typer.echo(printable(f"{line}{template}".rstrip()))
+        lines.append(printable(f"{line}{template}".rstrip()))
+    show(models, *lines, as_json=as_json)
 
 
 def pull(name: Name, as_json: Json = False) -> None:
     """Fetch a model: safetensors, tokenizer and configuration. What is here already is not fetched again; a download
     that was cut goes on."""
     pulled = _pull_with_progress(_of_the_hub(name))
-    if as_json:
-        write_json(pulled)
-        return
     done = f"{_bytes(pulled.fetched)} fetched" if pulled.fetched else "was here already"
-    typer.echo(printable(f"{pulled.name}  {pulled.revision[:7]}  {_bytes(pulled.size)}, {done}"))
-    typer.echo(printable(f"Use it with: paceline serve --model {pulled.name}"), err=True)
+    line = printable(f"{pulled.name}  {pulled.revision[:7]}  {_bytes(pulled.size)}, {done}")
+    show(pulled, line, beside=printable(f"Use it with: paceline serve --model {pulled.name}"), as_json=as_json)
 
 
 def import_(
@@ -87,10 +83,7 @@ def import_(
         raise ConfigError(f"{folder} exists already: name a folder that is to be made.")
     else:
         import_gguf(file, folder)
-    if as_json:
-        write_json({"directory": folder})
-    else:
-        typer.echo(printable(f"Use it with: paceline serve --model {folder}"))
+    show({"directory": folder}, printable(f"Use it with: paceline serve --model {folder}"), as_json=as_json)
 
 
 def remove(name: Name, as_json: Json = False) -> None:
@@ -98,10 +91,7 @@ def remove(name: Name, as_json: Json = False) -> None:
     from paceline.hub.cache import remove as remove_cached
 
     removed = remove_cached(_of_the_hub(name))
-    if as_json:
-        write_json(removed)
-    else:
-        typer.echo(printable(f"removed {removed.name}, {_bytes(removed.freed)}"))
+    show(removed, printable(f"removed {removed.name}, {_bytes(removed.freed)}"), as_json=as_json)
 
 
 def _of_the_hub(name: str) -> HubName:

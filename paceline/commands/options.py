@@ -156,6 +156,17 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return whole
 
 
+def show(value: object, *lines: str, beside: str = "", as_json: bool) -> None:
+    """What a command found: as JSON, or these lines, and on the standard error what is no part of it."""
+    if as_json:
+        write_json(value)
+        return
+    for line in lines:
+        typer.echo(line)
+    if beside:
+        typer.echo(beside, err=True)
+
+
 def write_json(value: object) -> None:
     """To standard output; dataclasses as objects, paths as texts."""
     typer.echo(printable_json(json.dumps(value, indent=2, ensure_ascii=False, default=_plain)))

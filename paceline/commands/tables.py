@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from paceline.commands.options import Json, Where, group_of, settings_of, spread, write_json
+from paceline.commands.options import Json, Where, group_of, settings_of, show, spread
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -65,10 +65,9 @@ def warm(
         tokens = lookup_tables.warm(loaded, store.base, read, max_tokens=max_tokens, answer_tokens=answer_tokens)
     if not store.save_base():
         raise ConfigError(f"the table cannot be written to {folder}: is there room, and may you write there?")
-    if as_json:
-        write_json({"dialogues": len(dialogues), "tokens": tokens, "followed": len(store.base)})
-        return
-    typer.echo(f"{len(dialogues)} dialogues, {tokens} tokens: the table knows what follows {len(store.base)} tokens")
+    read_all, known = len(dialogues), len(store.base)
+    line = f"{read_all} dialogues, {tokens} tokens: the table knows what follows {known} tokens"
+    show({"dialogues": read_all, "tokens": tokens, "followed": known}, line, as_json=as_json)
 
 
 def list_(where: Where = CLOUD, as_json: Json = False) -> None:
@@ -76,14 +75,12 @@ def list_(where: Where = CLOUD, as_json: Json = False) -> None:
     from paceline.runtime.lookup_tables import FOLDER, table_files
 
     files = table_files(where.settings.state_dir / FOLDER)
-    if as_json:
-        write_json([each._asdict() for each in files])
-        return
-    for each in files:
-        typer.echo(
-            f"{_name(each):<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}"
-        )
-    typer.echo(f"{len(files)} table{'' if len(files) == 1 else 's'}", err=True)
+    lines = [
+        f"{_name(each):<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}"
+        for each in files
+    ]
+    number = f"{len(files)} table{'' if len(files) == 1 else 's'}"
+    show([each._asdict() for each in files], *lines, beside=number, as_json=as_json)
 
 
 def erase(
@@ -111,11 +108,7 @@ def erase(
         if (each.kind == "base" and base) or (each.kind == "owner" and (every or name in erased)):
             remove_table(each.path)
             erased[name] = True
-    if as_json:
-        write_json(erased)
-    else:
-        for name, gone in erased.items():
-            typer.echo(f"{'erased' if gone else 'not there'}  {name}")
+    show(erased, *(f"{'erased' if gone else 'not there'}  {name}" for name, gone in erased.items()), as_json=as_json)
     if not all(erased.values()):
         raise typer.Exit(1)
 

@@ -91,9 +91,8 @@ class ActivityLog:
     of them pushes out no entry of a reading. Methods block for a disk access and may be called from any thread.
     """
 
-    def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, state_dir: Path) -> None:
         """Raises ConfigError when the file cannot be used."""
-        self._now = now
         self._written = 0
         self._rows = _opened(state_dir)
 
@@ -117,7 +116,7 @@ class ActivityLog:
         with self._rows.changing() as rows:
             known = rows.execute(
                 "UPDATE questions SET times = times + ? WHERE refused AND began > ? AND asker = ? AND outcome = ?",
-                (times, self._now() - MINUTE_S, printable(question.asker), outcome),
+                (times, time.time() - MINUTE_S, printable(question.asker), outcome),
             )
             if not known.rowcount:
                 self._insert(rows, question, outcome, times)
@@ -138,12 +137,12 @@ class ActivityLog:
         ((entry,),) = rows.execute(
             "INSERT INTO questions (began, asker, question, privacy, refused, times, documents, sent, tokens, outcome) "
             "VALUES (?, ?, ?, ?, ?, ?, '[]', '{}', 0, ?) RETURNING id",
-            (self._now(), asker, text, question.privacy, outcome is not None, times, outcome),
+            (time.time(), asker, text, question.privacy, outcome is not None, times, outcome),
         ).fetchall()
         return int(entry)
 
     def _trim(self, rows: SqlConnection) -> None:
-        rows.execute("DELETE FROM questions WHERE began < ?", (self._now() - MAX_AGE_S,))
+        rows.execute("DELETE FROM questions WHERE began < ?", (time.time() - MAX_AGE_S,))
         for refused in (False, True):
             rows.execute(
                 "DELETE FROM questions WHERE refused = ? AND id <= (SELECT id FROM questions WHERE refused = ? "
@@ -247,7 +246,7 @@ class AskCounter:
         if 0 < per_hour <= len(self._times):
             minutes = max(1, round((self._times[-per_hour] + HOUR_S - now) / 60))
             return f"its budget of {per_hour} questions an hour is used up for {minutes} min"
-        if 0 < per_minute <= sum(time > now - MINUTE_S for time in self._times):
+        if 0 < per_minute <= sum(each > now - MINUTE_S for each in self._times):
             return f"it answers no more than {per_minute} questions of the cloud a minute"
         self._times.append(now)
         return None
@@ -315,17 +314,14 @@ class CloudAsks:
         may_ask: MayAsk = NOBODY,
         limits: AskLimits | None = None,
         activity: ActivityLog | None = None,
-        *,
-        now: Callable[[], float] = time.time,
     ) -> None:
         """activity: closed with this gate; None: nothing is kept, for tests and benches."""
         self.may_ask = may_ask
         self._activity = activity
-        self._now = now
         earlier: Sequence[float] = ()
         if activity is not None:
             activity.recover()
-            earlier = activity.admitted_since(now() - HOUR_S)
+            earlier = activity.admitted_since(time.time() - HOUR_S)
         self._counter = AskCounter(limits or AskLimits(), earlier)
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
         self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
@@ -358,7 +354,7 @@ class CloudAsks:
             part.rejoins += 1
             part.known(targets)
         else:  # so is a further search, and an answer that went on otherwise because what this device sent was lost
-            if (reason := self._counter.take(self._now())) is not None:
+            if (reason := self._counter.take(time.time())) is not None:
                 raise PacelineError(reason)
             part = _Part(question, list(targets))
         ask = self._open[answer] = Ask(self, answer, part)
@@ -369,7 +365,7 @@ class CloudAsks:
         until, part = self._left.get(answer, (0.0, None))
         if (ask := self._open.get(answer)) is not None:  # its closing is still to be read
             part = ask.part
-        elif self._now() >= until:
+        elif time.time() >= until:
             part = None
         return part
 
@@ -377,7 +373,7 @@ class CloudAsks:
     def refuse(self, opening: OpenSession, reason: str) -> None:
         log.debug("a question of the cloud's is refused: %s", reason)  # a cloud may send thousands
         if self._activity is not None:
-            self._refusals.add(question_of(opening), reason, self._now())
+            self._refusals.add(question_of(opening), reason, time.time())
 
     async def begun(self, question: CloudQuestion) -> int | None:
         """The entry of an admitted question, once it is on disk. Raises PacelineError when it cannot be written."""
@@ -395,7 +391,7 @@ class CloudAsks:
         if self._open.get(answer) is not ask:
             return  # it has been joined again
         del self._open[answer]
-        self._left[answer] = self._now() + REJOIN_S, ask.part
+        self._left[answer] = time.time() + REJOIN_S, ask.part
         self._left.move_to_end(answer)
         while len(self._left) > MAX_REMEMBERED:
             self._left.popitem(last=False)

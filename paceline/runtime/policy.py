@@ -21,7 +21,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, cast
@@ -89,8 +89,7 @@ class PolicyState:
     """A store in a state directory, in a database, or in memory. Safe to use from several threads and processes. Raises
     ConfigError and StorageError where it cannot be used."""
 
-    def __init__(self, state: Path | Home | None, *, now: Callable[[], float] = time.time) -> None:
-        self._now = now
+    def __init__(self, state: Path | Home | None) -> None:
         self._rows = tables(state)
         with self._rows.changing() as rows:
             new = "INSERT INTO policy_secret VALUES (1, ?) ON CONFLICT (one) DO NOTHING"
@@ -103,7 +102,7 @@ class PolicyState:
     @property
     def day(self) -> str:
         """Of this machine."""
-        return time.strftime("%Y-%m-%d", time.localtime(self._now()))
+        return time.strftime("%Y-%m-%d", time.localtime(time.time()))
 
     def mark(self, text: str) -> bytes:
         return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=self._secret, digest_size=12).digest()
@@ -114,7 +113,7 @@ class PolicyState:
         with self._rows.reading() as rows:
             if confirmed:
                 new = "INSERT INTO policy_confirmed VALUES (?, ?) ON CONFLICT (document) DO NOTHING"
-                rows.execute(new, (mark, self._now()))
+                rows.execute(new, (mark, time.time()))
             else:
                 rows.execute("DELETE FROM policy_confirmed WHERE document = ?", (mark,))
 
@@ -149,7 +148,7 @@ class PolicyState:
         with self._rows.reading() as rows:
             found = rows.execute(
                 "SELECT seq, mark, level FROM policy_marks WHERE seq > ? AND at > ? ORDER BY seq",
-                (after, self._now() - MAX_AGE_S),
+                (after, time.time() - MAX_AGE_S),
             ).fetchall()
         known: dict[bytes, Privacy] = {
             mark: level if level in PRIVACY_LEVELS else "local-only" for _, mark, level in found
@@ -157,7 +156,7 @@ class PolicyState:
         return max((seq for seq, _, _ in found), default=after), known
 
     def add_marks(self, marks: Mapping[bytes, Privacy]) -> None:
-        now = self._now()
+        now = time.time()
         with self._rows.changing() as rows:
             rows.executemany("DELETE FROM policy_marks WHERE mark = ?", [(mark,) for mark in marks])
             rows.executemany(
@@ -172,24 +171,21 @@ class PolicyState:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Policing:
-    """What a guard is made of besides its rules."""
-
-    state: Path | Home | None = None
-    names: Callable[[str], str] = str  # of keys, by the id that owns what they create; empty: it has none
-    now: Callable[[], float] = time.time
-
-
 class PolicyGuard:
     """The policy of one side. `spend` and `remember` belong to no thread; they write the disk on one of their own."""
 
-    def __init__(self, side: Side, policy: Policy | None = None, policing: Policing | None = None) -> None:
-        """Raises ConfigError and StorageError where what was kept cannot be read."""
-        policing = policing or Policing()
+    def __init__(
+        self,
+        side: Side,
+        policy: Policy | None = None,
+        state: Path | Home | None = None,
+        names: Callable[[str], str] = str,
+    ) -> None:
+        """state: where it is kept; None: in memory. names: of keys, by the id that owns what they create; empty: it has
+        none. Raises ConfigError and StorageError where what was kept cannot be read."""
         self.policy = policy or Policy()
         self._side: Side = side
-        self._names = policing.names
+        self._names = names
         grants = (*self.policy.keys.values(), *self.policy.models.values())
         self._rules_documents = bool(self.policy.rules) or any(each.reads is not None for each in grants)
         self._ruled: RuledDocuments | None = None
@@ -198,7 +194,7 @@ class PolicyGuard:
         self._pending = defaultdict[Budget, float](float)
         self._saved = 0.0  # s, monotonic
         self._unwritten: deque[Callable[[PolicyState], None]] = deque()
-        self.state = PolicyState(policing.state if self.policy else None, now=policing.now)
+        self.state = PolicyState(state if self.policy else None)
         self._seen, marks = self.state.marks()
         self._marks = OrderedDict(marks)  # the newest last
         self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())

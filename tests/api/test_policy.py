@@ -18,7 +18,7 @@ from paceline.engine.fake import fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.resources import Company, NodeParts
 from tests.api.scripted import client_of, running
 from tests.api.surfaces.test_mcp import called
@@ -41,10 +41,9 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, 
     keyed = request.param == "with keys"
     rules = (rule("ask me", "velda.md"), rule("ask me", "store:private"), rule("never leaves", "mine.txt"))
     policy = Policy(rules, keys={"owner": Grant("key owner", confirms=True)})
-    policing = Policing(tmp_path, lambda owner: NAMES.get(owner, ""))
     with (
         DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store,
-        closing(PolicyGuard("device", policy, policing)) as guard,
+        closing(PolicyGuard("device", policy, tmp_path, lambda owner: NAMES.get(owner, ""))) as guard,
     ):
         store.add_text("velda.md", TEXT, zone="device")
         (document,) = store.documents()

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from paceline.core.policy import DocumentFacts, DocumentRule, Pattern, Policy
 from paceline.postgres import Postgres
 from paceline.rag.store.readable import RuledDocument
-from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.policy import PolicyGuard
 from tests.postgres import RealPostgres
 from tests.requests import a_request
 
@@ -23,7 +23,7 @@ DOCUMENT = RuledDocument("doc-1", "safe.md", "safe", DocumentFacts(("/home/me/sa
 
 @contextmanager
 def guards(one: Postgres, other: Postgres) -> Iterator[tuple[PolicyGuard, PolicyGuard]]:
-    sides = [closing(PolicyGuard("cloud", RULES, Policing(each))) for each in (one, other)]
+    sides = [closing(PolicyGuard("cloud", RULES, each)) for each in (one, other)]
     with sides[0] as first, sides[1] as second:
         yield first, second
 

@@ -23,14 +23,16 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import MANAGED
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import RuledDocuments
+from paceline.runtime import policy as policy_module
 from paceline.runtime.node import Node
-from paceline.runtime.policy import STORE, Policing, PolicyGuard, PolicyState
+from paceline.runtime.policy import STORE, PolicyGuard, PolicyState
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode
 from paceline.wire.messages import SEARCH, OpenSession, SessionFrame
+from tests.clocks import read_from
 from tests.requests import a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
@@ -98,14 +100,14 @@ class Two:
 
 
 @asynccontextmanager
-async def two(folder: Path, of_device: Policy, of_cloud: Policy | None = None, **policing: Any) -> AsyncIterator[Two]:
+async def two(folder: Path, of_device: Policy, of_cloud: Policy | None = None) -> AsyncIterator[Two]:
     """Two linked nodes with a document each."""
     with ExitStack() as stack:
         stores = {side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
         stores["device"].add_text("velda.md", SECRET, zone="device")
         stores["cloud"].add_text("town.md", "In this town a landlord is called by his first name.", zone="cloud")
-        names = Policing(folder, lambda owner: NAMES.get(owner, ""), **policing)
-        guards = {"device": PolicyGuard("device", of_device, names), "cloud": PolicyGuard("cloud", of_cloud)}
+        of_owner = PolicyGuard("device", of_device, folder, lambda owner: NAMES.get(owner, ""))
+        guards = {"device": of_owner, "cloud": PolicyGuard("cloud", of_cloud)}
         cloud, device = (
             Node(
                 side,
@@ -322,11 +324,14 @@ async def test_a_key_reads_what_it_may_with_the_models_that_it_may_at_the_level_
         assert {one.document for one in done.found if one.side == "device"} == {"late.md", "velda.md"}, "the owner"
 
 
-async def test_a_used_up_budget_keeps_answers_here_until_the_next_day_and_over_restarts(tmp_path: Path) -> None:
+async def test_a_used_up_budget_keeps_answers_here_until_the_next_day_and_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = [1_000_000_000.0]
+    read_from(monkeypatch, lambda: now[0], policy_module)
     budgets = policy(budgets={"bytes": 2000.0, "cloud_tokens": 10_000.0})
     joint = changed(ASKED, strategy="aggregate", privacy="open")
-    async with two(tmp_path, budgets, now=lambda: now[0]) as pair:
+    async with two(tmp_path, budgets) as pair:
         _, done = await pair.ask(joint)
         assert done.policy is None and pair.sent()
         for _ in range(4):
@@ -335,7 +340,7 @@ async def test_a_used_up_budget_keeps_answers_here_until_the_next_day_and_over_r
         guard = pair.guards["device"]
         assert [*guard.used_up()] == ["bytes"] and guard.left()["bytes"] == 0
         assert 0 < 10_000 - guard.left()["cloud_tokens"] <= 5 * 48
-    async with two(tmp_path, budgets, now=lambda: now[0]) as pair:
+    async with two(tmp_path, budgets) as pair:
         _, done = await pair.ask(joint)
         assert not pair.sent() and done.policy is not None and done.policy.rule == "budget of today: bytes"
         with pytest.raises(RequestError):
@@ -351,7 +356,7 @@ async def test_a_used_up_budget_keeps_answers_here_until_the_next_day_and_over_r
 
 
 def test_spent_joules_refuse_and_what_cannot_be_kept_counts_as_used_up(tmp_path: Path) -> None:
-    guard = PolicyGuard("device", policy(budgets={"joules": 5.0, "bytes": 9.0}), Policing(tmp_path))
+    guard = PolicyGuard("device", policy(budgets={"joules": 5.0, "bytes": 9.0}), tmp_path)
     guard.spend("joules", Energy(4.0).joules)
     guard.refuse_spent()
     guard.spend("joules", 1.0)
@@ -372,7 +377,7 @@ def test_spent_joules_refuse_and_what_cannot_be_kept_counts_as_used_up(tmp_path:
             (tmp_path / f"{STORE}.sqlite").unlink()
             (tmp_path / f"{STORE}.sqlite").mkdir()
         with pytest.raises((ConfigError, PacelineError, OSError)):
-            PolicyGuard("device", policy(("ask me", "x")), Policing(tmp_path))
+            PolicyGuard("device", policy(("ask me", "x")), tmp_path)
     assert PolicyState(None).used() == {}
 
 

@@ -19,8 +19,9 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Known, RuledDocuments
 from paceline.runtime import policy as guarding
 from paceline.runtime.node import Node
-from paceline.runtime.policy import Policing, PolicyGuard, PolicyState
+from paceline.runtime.policy import PolicyGuard, PolicyState
 from paceline.runtime.resources import Company, NodeParts
+from tests.clocks import read_from
 from tests.requests import a_request
 
 HELD = "Velda will have thirty crowns for the lower room in May."
@@ -69,7 +70,8 @@ def test_what_was_spent_yesterday_does_not_count_when_the_day_turns_while_a_requ
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = [1e9]
-    guard, usual = PolicyGuard("device", RULES, Policing(now=lambda: clock[0])), PolicyState.used
+    read_from(monkeypatch, lambda: clock[0], guarding)
+    guard, usual = PolicyGuard("device", RULES), PolicyState.used
     guard.spend("bytes", 9.0)
 
     def turned_behind(state: PolicyState) -> dict[Budget, float]:
@@ -87,7 +89,7 @@ def test_what_was_spent_yesterday_does_not_count_when_the_day_turns_while_a_requ
 def test_a_request_is_held_here_where_what_rules_hold_cannot_be_read_whatever_is_written_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    guard = PolicyGuard("device", RULES, Policing(tmp_path))
+    guard = PolicyGuard("device", RULES, tmp_path)
     on_writer = guard._on_writer
 
     def away(*_: object) -> tuple[int, dict[bytes, Privacy]]:

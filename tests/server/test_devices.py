@@ -26,11 +26,13 @@ from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.identity import ALPHABET, Claim, EnrolmentRequest, answer_bytes, answer_mac, code_secrets, normalised
+from server import devices
 from server.app import ENROL as PATH
 from server.commands import register
 from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
+from tests.clocks import read_from
 
 pytestmark = pytest.mark.usefixtures("cheap_codes")
 
@@ -47,13 +49,15 @@ def file_of(registry: Registry) -> Path:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    read_from(monkeypatch, clock, devices)
+    return clock
 
 
 @pytest.fixture
-def registry(tmp_path: Path, clock: Clock) -> Registry:
-    return Registry(tmp_path / "state", now=clock)
+def registry(tmp_path: Path, clock: Clock) -> Registry:  # noqa: ARG001  # it is read
+    return Registry(tmp_path / "state")
 
 
 SERVER = PrivateKey(bytes([1] * 32))
@@ -286,7 +290,7 @@ def test_a_device_that_was_away_is_let_in_by_its_key_for_thirty_days(
 
 
 def test_the_owner_may_let_devices_be_away_for_ever(tmp_path: Path, clock: Clock) -> None:
-    registry = Registry(tmp_path / "state", away_days=0, now=clock)
+    registry = Registry(tmp_path / "state", away_days=0)
     key = enrolled(registry)
     clock.now += 3650 * 86_400
     assert registry.recognise(claim("phone", key)) == key.public_key

@@ -12,7 +12,8 @@ from device_agent.cloud import CloudKeys, Credentials, http_url
 from paceline.errors import ConfigError
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.close_codes import CloseCode
-from server import links
+from server import devices, links
+from tests.clocks import read_from
 from tests.server.test_devices import Clock, claim
 from tests.server.test_links import Site, logged, site
 
@@ -43,7 +44,8 @@ async def test_a_key_is_renewed_at_half_of_its_life_over_the_open_link(
 ) -> None:
     monkeypatch.setattr(links, "RENEW_S", 0.0)  # the device pauses after a renewal: it is asked until it replies
     clock, agent = Clock(), tmp_path / "agent"
-    async with site(tmp_path, now=clock, credential_hours=24) as here:
+    read_from(monkeypatch, clock, devices, links)
+    async with site(tmp_path, credential_hours=24) as here:
         ours, theirs = await here.linked(agent, here.registry.add("phone"))
         first = key_in(agent, here)
         clock.now += 11 * 3600
@@ -64,10 +66,11 @@ async def test_a_key_is_renewed_at_half_of_its_life_over_the_open_link(
 
 
 async def test_a_copy_of_a_device_is_found_out_at_the_next_renewal(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, agent = Clock(), tmp_path / "agent"
-    async with site(tmp_path, now=clock) as here:
+    read_from(monkeypatch, clock, devices, links)
+    async with site(tmp_path) as here:
         await here.linked(agent, here.registry.add("phone"))
         shutil.copytree(agent, tmp_path / "copy")
         first = key_in(agent, here)
@@ -111,7 +114,8 @@ async def test_a_device_that_sends_no_new_key_is_cut_when_its_own_has_expired(
     monkeypatch.setattr(links, "RENEW_S", 0.0)
     monkeypatch.setattr(CloudKeys, "make_key", no_key)
     clock = Clock()
-    async with site(tmp_path, now=clock) as here:
+    read_from(monkeypatch, clock, devices, links)
+    async with site(tmp_path) as here:
         ours, theirs = await here.linked(tmp_path / "agent", here.registry.add("phone"))
         clock.now += 23 * 3600
         for _ in range(3):

@@ -11,38 +11,43 @@ import typer
 from typer.testing import CliRunner, Result
 
 from paceline.api.app import create_app
+from paceline.api.http import auth
 from paceline.api.http.auth import Identity, Keyring, check_exposure
 from paceline.commands.main import build
 from paceline.errors import ConfigError
+from server import keys as keys_module
 from server.commands import register
 from server.keys import DAY_S, MARK, REQUIRED, SHOWN, Keys
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
+from tests.clocks import read_from
 from tests.server.test_devices import Clock
 
 CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    read_from(monkeypatch, clock, keys_module, auth)
+    return clock
 
 
 @pytest.fixture
-def keys(tmp_path: Path, clock: Clock) -> Keys:
-    return Keys(tmp_path / "state", now=clock)
+def keys(tmp_path: Path, clock: Clock) -> Keys:  # noqa: ARG001  # it is read
+    return Keys(tmp_path / "state")
 
 
 def bearer(key: str) -> str:
     return f"Bearer {key}"
 
 
-def test_a_key_is_known_by_its_hash_with_what_it_may_do(keys: Keys, clock: Clock) -> None:
+def test_a_key_is_known_by_its_hash_with_what_it_may_do(keys: Keys) -> None:
     phone = keys.create("phone app", scopes=["files", "chat"], device="phone")
     everything = keys.create("all")
     with keys.current() as stored:
-        ring = Keyring({"configured": None}, stored, now=clock)
+        ring = Keyring({"configured": None}, stored)
         found = [ring.identify(bearer(key)) for key in (phone, everything, "configured")]
         assert [each and (each.device, each.scopes) for each in found] == [
             ("phone", frozenset({"chat", "files"})),
@@ -68,7 +73,7 @@ def test_no_key_is_in_the_file_and_others_cannot_read_it(keys: Keys, tmp_path: P
 def test_a_key_expires(keys: Keys, clock: Clock) -> None:
     key = keys.create("short", days=2)
     with keys.current() as stored:
-        ring = Keyring({}, stored, now=clock)
+        ring = Keyring({}, stored)
         clock.now += 2 * DAY_S - 1
         assert ring.identify(bearer(key)) is not None and keys.all()[0].state == "valid"
         clock.now += 1
@@ -76,9 +81,9 @@ def test_a_key_expires(keys: Keys, clock: Clock) -> None:
         assert not ring.holds()
 
 
-def test_the_last_key_revoked_opens_nothing(keys: Keys, clock: Clock) -> None:
+def test_the_last_key_revoked_opens_nothing(keys: Keys) -> None:
     with keys.current() as stored:
-        ring = Keyring({}, stored, now=clock)
+        ring = Keyring({}, stored)
         assert not ring.required and ring.identify(None) == Identity()
         key = keys.create("only")
         assert ring.required and ring.identify(None) is None and ring.identify(bearer(key)) is not None
@@ -92,13 +97,13 @@ def test_a_revoked_key_does_not_hold_again_when_the_clock_goes_back(keys: Keys, 
     keys.revoke("gone")
     clock.now -= DAY_S
     with keys.current() as stored:
-        ring = Keyring({}, stored, now=clock)
+        ring = Keyring({}, stored)
         assert ring.identify(bearer(key)) is None and not ring.holds()
 
 
 def test_stored_keys_count_where_others_can_reach(keys: Keys, clock: Clock) -> None:
     with keys.current() as stored:
-        ring = Keyring({}, stored, now=clock)
+        ring = Keyring({}, stored)
         with pytest.raises(ConfigError, match="paceline keys create"):
             check_exposure("0.0.0.0", ring)
         keys.create("one", days=1)

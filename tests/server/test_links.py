@@ -73,7 +73,7 @@ class Site:
 
 @asynccontextmanager
 async def site(state: Path, *, key: PrivateKey = KEY, **settings: Any) -> AsyncIterator[Site]:
-    registry, peers = Registry(state / "server", **({"now": settings["now"]} if "now" in settings else {})), Peers()
+    registry, peers = Registry(state / "server"), Peers()
     live = Links(registry, peers.on_link, lambda: CLOUD, key=key, **settings)
     listener = listen("127.0.0.1", 0)
     url, ready = url_of(listener), asyncio.Event()

@@ -73,17 +73,10 @@ class Keyring:
     A store with any key, even an expired one, makes keys required: revoking the last key does not open the API.
     """
 
-    def __init__(
-        self,
-        keys: Mapping[str, str | None],
-        stored: Callable[[], Sequence[StoredKey]] = tuple,
-        *,
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, keys: Mapping[str, str | None], stored: Callable[[], Sequence[StoredKey]] = tuple) -> None:
         """`stored`: called for every request."""
         self._configured = tuple(StoredKey.of(_digest(key), device=device) for key, device in keys.items())
         self._stored = stored
-        self._now = now
 
     @property
     def required(self) -> bool:
@@ -100,7 +93,7 @@ class Keyring:
         for each in keys:  # no early end: the time taken reveals nothing
             if hmac.compare_digest(each.digest, presented):
                 found = each
-        if found is None or scheme.lower() != "bearer" or (found.until is not None and self._now() >= found.until):
+        if found is None or scheme.lower() != "bearer" or (found.until is not None and time.time() >= found.until):
             return None
         return found.identity
 
@@ -109,7 +102,7 @@ class Keyring:
         return next((each.identity.name for each in self._stored() if each.identity.key == key), "")
 
     def holds(self) -> bool:
-        return bool(self._configured) or any(key.until is None or self._now() < key.until for key in self._stored())
+        return bool(self._configured) or any(key.until is None or time.time() < key.until for key in self._stored())
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
@@ -84,15 +83,14 @@ class Seldom(logging.Filter):
     """Lets each message of a logger through once in `PAUSE_S`; the next one says how many were left out. Errors with a
     traceback always pass."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._now = now
         self._seen: dict[str, tuple[float, int]] = {}  # message without its arguments: when it passed, left out since
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info or record.levelno < logging.WARNING:
             return True
-        now, message = self._now(), str(record.msg)
+        now, message = time.monotonic(), str(record.msg)
         passed, left_out = self._seen.get(message, (now - PAUSE_S, 0))
         if now - passed < PAUSE_S:
             self._seen[message] = passed, left_out + 1

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.api.app import create_app, include
+from paceline.api.http import logs
 from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS, DoorLimits, Doors, Visitor, client_address, networks
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import Schema, within
@@ -24,6 +25,7 @@ from paceline.api.http.routing import OpenRoute
 from paceline.api.http.server import MAX_CONNECTIONS, connections_within
 from paceline.errors import RequestError
 from tests.api.scripted import WAIT, ScriptedService, running
+from tests.clocks import read_from
 
 FORWARDED = b"x-forwarded-for"
 MOVES = ("enter", "known", "upgraded", "speak", "gone")
@@ -221,9 +223,9 @@ async def test_a_body_is_in_time_or_a_408_and_the_clients_end_is_waited_for() ->
 
 
 # ---- logs and descriptors -------------------------------------------------------------------------------------------
-def test_a_message_is_logged_once_a_minute_with_what_was_left_out() -> None:
-    now = 0.0
-    seldom = Seldom(lambda: now)
+def test_a_message_is_logged_once_a_minute_with_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seldom = 0.0, Seldom()
+    read_from(monkeypatch, lambda: now, logs)
 
     def passes(message: str, level: int = logging.WARNING) -> str | None:
         record = logging.LogRecord("x", level, "", 0, message, (), None)

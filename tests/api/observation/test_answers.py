@@ -11,6 +11,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.api import observation
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, StoredKey
 from paceline.api.http.logs import OneObject
@@ -19,6 +20,7 @@ from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerationResult, Handoff, TextDelta
 from tests.api.scripted import Script, ScriptedService, client_of, running, serving
+from tests.clocks import read_from
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -32,13 +34,15 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    read_from(monkeypatch, clock, observation)
+    return clock
 
 
 @pytest.fixture
-def observer(clock: Clock) -> Observer:
-    return Observer(lambda: "demo", now=clock)
+def observer(clock: Clock) -> Observer:  # noqa: ARG001  # it is read
+    return Observer(lambda: "demo")
 
 
 def result(**fields: object) -> GenerationResult:

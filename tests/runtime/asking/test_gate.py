@@ -29,6 +29,7 @@ from paceline.runtime.asking import (
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
 from paceline.wire.messages import ChatMessage, OpenSession, Targets
+from tests.clocks import read_from
 from tests.wire.samples import SAMPLING, opening
 
 OPENING = msgspec.structs.replace(opening(2), asker="notebook")
@@ -42,9 +43,17 @@ class Clock:
         return self.now
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Stands still unless a test sets it."""
+    clock = Clock()
+    read_from(monkeypatch, clock, gate_module)
+    return clock
+
+
 @asynccontextmanager
 async def gate(folder: Path, may_ask: MayAsk = EVERYBODY, limits: AskLimits | None = None) -> AsyncIterator[CloudAsks]:
-    asks = CloudAsks(may_ask, limits, ActivityLog(folder, now=Clock()), now=Clock())
+    asks = CloudAsks(may_ask, limits, ActivityLog(folder))
     try:
         yield asks
     finally:
@@ -292,11 +301,12 @@ async def test_a_flood_of_refusals_is_few_entries_and_all_are_counted(tmp_path: 
     assert all(entry.refused for entry in entries)
 
 
-def test_the_log_is_bounded_and_refusals_push_out_no_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_is_bounded_and_refusals_push_out_no_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
     monkeypatch.setattr(activity_module, "MAX_ENTRIES", 8)
     monkeypatch.setattr(activity_module, "_TRIM_EVERY", 4)
-    clock = Clock()
-    with closing(ActivityLog(tmp_path, now=clock)) as log:
+    with closing(ActivityLog(tmp_path)) as log:
         read = CloudQuestion("", "a" * 5000, "document-private")
         for _ in range(3):
             log.begin(read)

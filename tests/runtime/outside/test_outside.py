@@ -26,7 +26,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.endpoint import EndpointLimits, OutsideEndpoint
 from paceline.runtime.node import Node
-from paceline.runtime.policy import Policing, PolicyGuard
+from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.units import ENGINE, OUTSIDE
@@ -136,7 +136,7 @@ async def rig(
             store.add_text("note.md", texts[side], zone=side)
 
         def node(side: Side) -> Node:
-            guard = None if policy is None else PolicyGuard(side, policy, Policing(names=str))
+            guard = None if policy is None else PolicyGuard(side, policy, names=str)
             company = Company(asks=open_gate(), policy=guard, outside=endpoint if side == at else None)
             model = LoadedModel(FakeEngine(seed=1 + SIDES.index(side), spread=0.3), ByteTokenizer())
             return Node(side, model, stores[side], NodeParts(company=company), Tools())
