@@ -53,7 +53,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web import SearxngSearch
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.endpoint import OutsideEndpoint
-from paceline.runtime.energy import ChosenMeter, DebtFile, MeterSources, Powers, SideEnergy, choose_meter
+from paceline.runtime.energy import ChosenMeter, DebtFile, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables import FOLDER as TABLES
 from paceline.runtime.lookup_tables import TableStore
 from paceline.runtime.node import Node
@@ -267,12 +267,8 @@ def energy_meter(settings: NodeSettings, info: ModelInfo | None) -> ChosenMeter:
     else:
         device = "cpu" if settings.first_model == "fake" else choose_device(settings.engine_device)
     on_gpu = device.startswith("cuda")
-    powers = Powers(settings.energy.compute_watts, settings.energy.compute_gflops)
-    return choose_meter(
-        settings.energy.meter,
-        powers,
-        MeterSources(on_gpu, gpu_uuid(device) if on_gpu else None, None if info is None else info.shape),
-    )
+    uuid = gpu_uuid(device) if on_gpu else None
+    return choose_meter(settings.energy, None if info is None else info.shape, gpu=on_gpu, gpu_uuid=uuid)
 
 
 def open_store(settings: NodeSettings, database: Home | None = None) -> DocumentStore:

@@ -348,5 +348,4 @@ class AgentTuning(Tuning):
 
 # What holds where a constructor is given no settings.
 ANSWERS: Final = AnswerSettings.model_validate({})
-ENERGY: Final = EnergySettings.model_validate({})
 TUNING: Final = ServerTuning.model_validate({})

@@ -10,14 +10,13 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from paceline.core.energy import (
     CounterMeter,
-    MeterName,
     MeterReading,
     MeterUnreadable,
     MeterWithSubstitute,
@@ -28,7 +27,7 @@ from paceline.core.energy import (
 from paceline.core.offloading import EnergyDebt, EnergyQueue, ModelShape, Unit
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import private_folder, read_private, write_private
-from paceline.settings_tables import ENERGY
+from paceline.settings_tables import EnergySettings
 from paceline.wire.messages import Options
 
 POWER_SUPPLY: Final = Path("/sys/class/power_supply")
@@ -43,10 +42,8 @@ class Battery:
     https://www.kernel.org/doc/html/latest/power/power_supply_class.html
     """
 
-    def __init__(self, clock: Callable[[], float], folder: Path = POWER_SUPPLY) -> None:
-        """clock: s, any origin."""
-        self._clock = clock
-        self._batteries = [each for each in sorted(folder.glob("*")) if _is_of_machine(each)]
+    def __init__(self) -> None:
+        self._batteries = [each for each in sorted(POWER_SUPPLY.glob("*")) if _is_of_machine(each)]
         if not self._batteries:
             raise MeterUnreadable("this machine has no battery")
         if any(_power(each) is None for each in self._batteries):
@@ -57,7 +54,7 @@ class Battery:
 
     def watts(self) -> float:
         """Power now, as of the last second. Raises MeterUnreadable."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._looked >= LOOK_S:
             states = {_word(each, "status") for each in self._batteries}
             runs = "Discharging" in states and "Charging" not in states
@@ -105,11 +102,10 @@ class Nvml:
     Raises MeterUnreadable without the library, its driver, that GPU or its counter, which a part of one (MIG) has not.
     """
 
-    def __init__(self, uuid: str | None = None, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")):
-        """uuid: of the GPU, as CUDA tells it, since the two number GPUs differently; None: the first one. load: the
-        library, which ships no types and need not be installed."""
+    def __init__(self, uuid: str | None = None) -> None:
+        """uuid: of the GPU, as CUDA tells it, since the two number GPUs differently; None: the first one."""
         try:
-            self._nvml = load()
+            self._nvml: Any = importlib.import_module("pynvml")  # which ships no types and need not be installed
         except ImportError:
             raise MeterUnreadable("the library nvidia-ml-py is not installed: `pip install 'paceline[nvml]'`") from None
         try:
@@ -154,13 +150,13 @@ class Rapl:
     https://www.kernel.org/doc/html/latest/power/powercap/powercap.html
     """
 
-    def __init__(self, folder: Path = POWERCAP) -> None:
+    def __init__(self) -> None:
         try:
-            names = sorted(each.name for each in folder.iterdir())
+            names = sorted(each.name for each in POWERCAP.iterdir())
         except OSError:
             raise MeterUnreadable("this machine has no RAPL counters") from None
-        found = [_zone(folder / name) for name in names if _PACKAGE.fullmatch(name)]
-        parts = [_zone(folder / name) for name in names if _PART.fullmatch(name)]
+        found = [_zone(POWERCAP / name) for name in names if _PACKAGE.fullmatch(name)]
+        parts = [_zone(POWERCAP / name) for name in names if _PART.fullmatch(name)]
         # `psys` counts the whole platform, packages included; other parts of a package are in it.
         self.zones = [each for each in found if each.name.startswith("package")]
         if not self.zones:
@@ -202,47 +198,30 @@ log = logging.getLogger("paceline.energy")
 
 
 @dataclass(frozen=True, slots=True)
-class Powers:
-    """What the owner of a machine states of it."""
-
-    compute_w: float = ENERGY.compute_watts  # while the engine runs (GELATO, Table I)
-    gflops: float | None = None  # 10^9 operations a second of the engine; None: not stated
-
-
-@dataclass(frozen=True, slots=True)
-class MeterSources:
-    """Where meters are looked for."""
-
-    gpu: bool = False  # the engine runs on one
-    gpu_uuid: str | None = None  # as CUDA tells it; None: the first one
-    shape: ModelShape | None = None  # of the model; None: not known
-    rapl: Callable[[], Rapl] = Rapl
-    nvml: Callable[[str | None], Nvml] = Nvml
-    clock: Callable[[], float] = time.monotonic
-    battery: Callable[[Callable[[], float]], Battery] = Battery
-
-
-@dataclass(frozen=True, slots=True)
 class ChosenMeter:
     meter: StepMeter | None  # never raises; None: energy is neither measured nor modelled
     text: str  # what it is, and why no better one, a sentence without its full stop
 
 
-def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> ChosenMeter:
+def choose_meter(
+    settings: EnergySettings, shape: ModelShape | None, *, gpu: bool = False, gpu_uuid: str | None = None
+) -> ChosenMeter:
     """auto: the GPU's counter where the engine runs on one, else the processors', else the battery, else a model.
 
-    Raises ConfigError for a meter that is named and is not to be had.
+    shape: of the model; None: not known. gpu_uuid: as CUDA tells it; None: the first one. Raises ConfigError for a
+    meter that is named and is not to be had.
     """
+    name = settings.meter
     if name == "off":
         return ChosenMeter(None, "off: energy is neither measured nor modelled")
-    model, model_text = _modelled(name, powers, machine)
+    model, model_text = _modelled(settings, shape)
     if name in ("power", "workload"):
         return ChosenMeter(model, model_text)
-    order = (("nvml",) if machine.gpu else ("rapl", "battery")) if name == "auto" else (name,)
+    order = (("nvml",) if gpu else ("rapl", "battery")) if name == "auto" else (name,)
     tried: list[str] = []
     for each in order:
         try:
-            meter, text = _measuring(each, machine)
+            meter, text = _measuring(each, gpu_uuid)
         except MeterUnreadable as error:
             if name != "auto":
                 raise ConfigError(f"energy.meter = {name} cannot be used: {error}. Use auto, or power.") from None
@@ -256,21 +235,21 @@ def choose_meter(name: MeterName, powers: Powers, machine: MeterSources) -> Chos
     return ChosenMeter(model, f"{model_text}; not measured: {'; '.join(tried)}")
 
 
-def _measuring(name: str, machine: MeterSources) -> tuple[StepMeter, str]:
+def _measuring(name: str, gpu_uuid: str | None) -> tuple[StepMeter, str]:
     """Raises MeterUnreadable."""
     if name == "rapl":
-        rapl = machine.rapl()
+        rapl = Rapl()
         return CounterMeter("rapl", rapl.read), rapl.description
     if name == "nvml":
-        nvml = machine.nvml(machine.gpu_uuid)
+        nvml = Nvml(gpu_uuid)
         return CounterMeter("nvml", nvml.read), nvml.description
-    battery = machine.battery(machine.clock)
-    return PowerMeter("battery", battery.watts, machine.clock, measured=True), battery.description
+    battery = Battery()
+    return PowerMeter("battery", battery.watts, time.monotonic, measured=True), battery.description
 
 
-def _modelled(name: MeterName, powers: Powers, machine: MeterSources) -> tuple[StepMeter, str]:
+def _modelled(settings: EnergySettings, shape: ModelShape | None) -> tuple[StepMeter, str]:
     """By operations where the speed is stated, else by seconds."""
-    watts, gflops, shape = powers.compute_w, powers.gflops, machine.shape
+    name, watts, gflops = settings.meter, settings.compute_watts, settings.compute_gflops
     if name == "workload" and (gflops is None or shape is None):
         what = "compute_gflops is not set" if gflops is None else "the shape of this model is not known"
         raise ConfigError(f"energy.meter = workload cannot be used: {what}. Use power, or auto.")
@@ -278,7 +257,7 @@ def _modelled(name: MeterName, powers: Powers, machine: MeterSources) -> tuple[S
         text = f"modelled: {watts:g} W at {gflops:g} GFLOP/s (compute_watts, compute_gflops)"
         return WorkloadMeter("workload", shape, flops_per_s=gflops * _GIGA, watts=watts), text
     text = f"modelled: {watts:g} W while the engine computes (compute_watts)"
-    return PowerMeter("power", lambda: watts, machine.clock, measured=False), text
+    return PowerMeter("power", lambda: watts, time.monotonic, measured=False), text
 
 
 FILE: Final = "energy.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,35 @@ import pytest
 from paceline.core.energy import CounterMeter, Energy, MeterUnreadable
 from paceline.core.offloading import ModelShape
 from paceline.errors import ConfigError
-from paceline.runtime.energy import LOOK_S, Battery, MeterSources, Nvml, Powers, Rapl, choose_meter
+from paceline.runtime import energy
+from paceline.runtime.energy import LOOK_S, Battery, Nvml, Rapl, choose_meter
+from paceline.settings_tables import EnergySettings
+from tests.clocks import read_from
 
+ENERGY = EnergySettings.model_validate({})
 RANGE = 262_143_328_850  # µJ, of a real package
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Of a machine whose counters and batteries lie in `tmp_path`, without NVIDIA's library."""
+    monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy, "POWER_SUPPLY", tmp_path)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    clock = Clock()
+    read_from(monkeypatch, clock, energy)
+    return clock
+
+
+def settings(**changes: Any) -> EnergySettings:
+    return ENERGY.model_copy(update=changes)
 
 
 def zone(folder: Path, number: str, name: str, energy: int, span: int = RANGE) -> Path:
@@ -32,7 +59,7 @@ def test_packages_and_memory_are_added_and_parts_of_a_package_are_not(tmp_path: 
     core, dram = zone(tmp_path, "0:0", "core", 5), zone(tmp_path, "0:2", "dram", 10)
     psys = zone(tmp_path, "2", "psys", 7)
     (tmp_path / "intel-rapl").mkdir()
-    rapl = Rapl(tmp_path)
+    rapl = Rapl()
     assert rapl.description == "RAPL, package-0, package-1, dram"
     meter = CounterMeter("rapl", rapl.read)
     meter.begin()
@@ -43,7 +70,7 @@ def test_packages_and_memory_are_added_and_parts_of_a_package_are_not(tmp_path: 
 
 def test_a_counter_wraps_at_its_range(tmp_path: Path) -> None:
     package = zone(tmp_path, "0", "package-0", RANGE - 1_000_000)
-    meter = CounterMeter("rapl", Rapl(tmp_path).read)
+    meter = CounterMeter("rapl", Rapl().read)
     meter.begin()
     (package / "energy_uj").write_text("2000000")
     assert meter.end(()).joules == pytest.approx(3.0)
@@ -61,20 +88,21 @@ def test_counters_of_root_alone_are_named_in_a_sentence(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(Path, "read_text", refused)
     with pytest.raises(MeterUnreadable, match="can be read by root alone"):
-        Rapl(tmp_path)
-    chosen = choose_meter("auto", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
+        Rapl()
+    chosen = choose_meter(ENERGY, None)
     assert "modelled: 12 W" in chosen.text and "root alone" in chosen.text
     with pytest.raises(ConfigError, match=r"energy\.meter = rapl cannot be used.*root alone"):
-        choose_meter("rapl", Powers(), machine(rapl=lambda: Rapl(tmp_path)))
+        choose_meter(settings(meter="rapl"), None)
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "missing"):
+def test_a_machine_without_counters_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in (tmp_path / "missing", tmp_path):
+        monkeypatch.setattr(energy, "POWERCAP", folder)
         with pytest.raises(MeterUnreadable, match="no RAPL counters"):
-            Rapl(folder)
+            Rapl()
     (zone(tmp_path, "0", "package-0", 1) / "energy_uj").write_text("soon")
     with pytest.raises(MeterUnreadable, match="cannot be read"):
-        Rapl(tmp_path)
+        Rapl()
 
 
 # ---- NVML -----------------------------------------------------------------------------------------------------------
@@ -106,27 +134,28 @@ class FakeNvml(SimpleNamespace):
         return self.millijoules
 
 
-def test_a_gpu_is_found_by_the_name_that_cuda_gives_it_and_its_counter_read() -> None:
-    library = FakeNvml()
-    meter = CounterMeter("nvml", Nvml("11", lambda: library).read)
+def installed(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> FakeNvml:
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    return library
+
+
+def test_a_gpu_is_found_by_the_name_that_cuda_gives_it_and_its_counter_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = installed(monkeypatch, FakeNvml())
+    meter = CounterMeter("nvml", Nvml("11").read)
     meter.begin()
     library.millijoules = 3_500
     assert meter.end(()).joules == pytest.approx(2.5)
-    assert Nvml(None, lambda: library).description == "NVML, NVIDIA H200"
+    assert Nvml().description == "NVML, NVIDIA H200"
     with pytest.raises(MeterUnreadable, match="Not Found"):
-        Nvml("22", lambda: library)
+        Nvml("22")
 
 
-def test_a_gpu_without_a_counter_and_a_missing_library_are_named() -> None:
-    library = FakeNvml(millijoules=None)
-    with pytest.raises(MeterUnreadable, match="shows no energy: Not Supported"):
-        Nvml(None, lambda: library)
-
-    def missing() -> Any:
-        raise ImportError
-
+def test_a_gpu_without_a_counter_and_a_missing_library_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MeterUnreadable, match="nvidia-ml-py is not installed"):
-        Nvml(None, missing)
+        Nvml()
+    installed(monkeypatch, FakeNvml(millijoules=None))
+    with pytest.raises(MeterUnreadable, match="shows no energy: Not Supported"):
+        Nvml()
 
 
 # ---- a battery ------------------------------------------------------------------------------------------------------
@@ -138,28 +167,21 @@ def battery(folder: Path, name: str = "BAT0", **values: object) -> Path:
     return path
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_the_power_of_batteries_is_added_and_a_mouses_is_not(tmp_path: Path) -> None:
     battery(tmp_path, power_now=6_000_000)
     battery(tmp_path, "BAT1", status="Unknown", current_now=-500_000, voltage_now=12_000_000)
     battery(tmp_path, "hidpp_battery_0", scope="Device", power_now=99_000_000)
     (tmp_path / "AC").mkdir()
     (tmp_path / "AC" / "type").write_text("Mains\n")
-    found = Battery(Clock(), tmp_path)
+    found = Battery()
     assert found.watts() == pytest.approx(12.0) and found.description == "battery, BAT0, BAT1"
 
 
 def test_while_it_charges_it_measures_nothing_and_the_model_stands_in(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: Clock
 ) -> None:
-    path, clock = battery(tmp_path, power_now=6_000_000), Clock()
-    chosen = choose_meter("battery", Powers(compute_w=20.0), machine(battery=tmp_path, clock=clock))
+    path = battery(tmp_path, power_now=6_000_000)
+    chosen = choose_meter(settings(meter="battery", compute_watts=20.0), None)
     assert chosen.meter is not None and chosen.text == "measured: battery, BAT0"
     chosen.meter.begin()
     clock.now = 2.0
@@ -174,64 +196,46 @@ def test_while_it_charges_it_measures_nothing_and_the_model_stands_in(
 
 def test_a_machine_without_a_battery_or_a_telling_one_says_so(tmp_path: Path) -> None:
     with pytest.raises(MeterUnreadable, match="no battery"):
-        Battery(Clock(), tmp_path)
+        Battery()
     battery(tmp_path, capacity=80)
     with pytest.raises(MeterUnreadable, match="neither power_now nor current_now"):
-        Battery(Clock(), tmp_path)
+        Battery()
 
 
 # ---- the choice -----------------------------------------------------------------------------------------------------
-def machine(*, gpu: bool = False, shape: ModelShape | None = None, clock: Any = None, **found: Any) -> MeterSources:
-    """A machine without any meter but those given."""
-    nowhere = Path("/nonexistent")
-    folder = found.get("battery", nowhere)
-    return MeterSources(
-        gpu=gpu,
-        shape=shape,
-        rapl=found.get("rapl", lambda: Rapl(nowhere)),
-        nvml=found.get("nvml", lambda uuid: Nvml(uuid, lambda: FakeNvml(millijoules=None))),
-        clock=clock or Clock(),
-        battery=lambda now: Battery(now, folder),
-    )
-
-
-def test_auto_takes_what_measures_the_processor_that_computes(tmp_path: Path) -> None:
-    zone(tmp_path / "rapl", "0", "package-0", 1)
-    battery(tmp_path / "power", power_now=1)
-    everything = {
-        "rapl": lambda: Rapl(tmp_path / "rapl"),
-        "battery": tmp_path / "power",
-        "nvml": lambda uuid: Nvml(uuid, FakeNvml),
-    }
+def test_auto_takes_what_measures_the_processor_that_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = zone(tmp_path, "0", "package-0", 1)
+    battery(tmp_path, power_now=1)
+    installed(monkeypatch, FakeNvml())
     names = {}
     for gpu in (False, True):
-        chosen = choose_meter("auto", Powers(), machine(gpu=gpu, **everything))
+        chosen = choose_meter(ENERGY, None, gpu=gpu)
         assert chosen.meter is not None and chosen.text.startswith("measured: ")
         names[gpu] = chosen.meter.name
     assert names == {False: "rapl", True: "nvml"}
-    del everything["rapl"]
-    on_battery = choose_meter("auto", Powers(), machine(**everything))
+    package.rename(tmp_path / "gone")
+    on_battery = choose_meter(ENERGY, None)
     assert on_battery.meter is not None and on_battery.meter.name == "battery"
 
 
 def test_without_any_the_model_is_the_stated_one_and_the_sentence_says_why() -> None:
-    chosen = choose_meter("auto", Powers(compute_w=30.0), machine())
+    chosen = choose_meter(settings(compute_watts=30.0), None)
     assert chosen.meter is not None and chosen.meter.name == "power"
     assert chosen.text == (
         "modelled: 30 W while the engine computes (compute_watts); not measured: this machine has no RAPL counters; "
         "this machine has no battery"
     )
-    by_operations = choose_meter("auto", Powers(gflops=40.0), machine(shape=ModelShape(24, 896, 4864)))
+    by_operations = choose_meter(settings(compute_gflops=40.0), ModelShape(24, 896, 4864))
     assert by_operations.meter is not None and by_operations.meter.name == "workload"
-    assert choose_meter("off", Powers(), machine()).meter is None
+    assert choose_meter(settings(meter="off"), None).meter is None
 
 
 @pytest.mark.parametrize(
-    ("powers", "shape", "why"),
-    [(Powers(), ModelShape(1, 8, 8), "compute_gflops is not set"), (Powers(gflops=1.0), None, "shape of this model")],
+    ("gflops", "shape", "why"),
+    [(None, ModelShape(1, 8, 8), "compute_gflops is not set"), (1.0, None, "shape of this model")],
 )
 def test_operations_cannot_be_counted_without_speed_or_shape(
-    powers: Powers, shape: ModelShape | None, why: str
+    gflops: float | None, shape: ModelShape | None, why: str
 ) -> None:
     with pytest.raises(ConfigError, match=why):
-        choose_meter("workload", powers, machine(shape=shape))
+        choose_meter(settings(meter="workload", compute_gflops=gflops), shape)
