@@ -40,7 +40,7 @@ def cloud_link(settings: NodeSettings) -> Callable[[], Found] | None:
 def _check(settings: AgentSettings) -> Found:
     """Raises ConfigError for a credential that cannot be read."""
     if settings.cloud is None:
-        return "ok", "no cloud is set: this device answers alone"
+        return "ok", "these settings name no cloud: an agent that is started with them answers alone"
     cloud, *_ = settings.clouds
     credential = next(
         filter(None, (Credentials(settings.state_dir).get(http_url(url)) for url in settings.clouds)), None

@@ -50,20 +50,21 @@ async def linked(postgres: RealPostgres, count: int) -> str:
         peers = Introduction("0" * 64, "0" * 64, "fake", ["aggregate"], 0)
 
         def dialler(name: str, key: PrivateKey, first: int) -> Dialer:
-            def up(_: Link) -> None:
+            def up(link: Link) -> None:
                 if name in lost:
                     pauses.append(time.monotonic() - lost.pop(name))
                 there.add(name)
+                dialling.create_task(down(link))
 
-            def down(*_: object) -> None:
-                if name in there:
-                    there.discard(name)
-                    lost[name] = time.monotonic()
+            async def down(link: Link) -> None:
+                await link.closed.wait()
+                there.discard(name)
+                lost[name] = time.monotonic()
 
             urls = [server.url.replace("http", "ws") + "/v1/link" for server in servers.running]
             return Dialer(
                 urls[first], lambda: device_handshake(peers, device=name, keys=[key], server_key=pinned),
-                others=[urls[1 - first]], up=up, down=down,
+                others=[urls[1 - first]], up=up,
             )  # fmt: skip
 
         there: set[str] = set()

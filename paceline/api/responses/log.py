@@ -168,17 +168,21 @@ class EventWriter:
         self._thread.submit(self._sweep)
 
     def close(self) -> None:
-        """Finish all jobs that were submitted, end the thread and close the store. May be called twice."""
-        if not self.closed:
-            self._submit(self._flush)
-            self.closed = True
+        """Finish all jobs that were submitted, write what was appended, and close the store. May be called twice."""
+        with self._lock:
+            was_closed, self.closed = self.closed, True
+        if not was_closed:
             self._thread.shutdown()
+            self._flush()  # here: no other thread has the store any more
             if self._sweeping is not None:
                 self._sweeping.cancel()
             self._store.close()
 
     def append(self, job: Append) -> None:
+        """Raises PacelineError once it is closed."""
         with self._lock:
+            if self.closed:
+                raise PacelineError("The server is shutting down.")
             self._waiting.append(job)
             is_first = len(self._waiting) == 1
         wait = 0.0 if self._store.fleet is None else self._wrote_at + GROUP_S - time.monotonic()
@@ -439,10 +443,11 @@ class EventLog:
             self._publish([Append(live, rows, ends=last)], None)
         elif live.failure is not None:
             self._live.pop(live.record.id, None)
-        elif self._writer.closed:
-            live.fail(PacelineError("The server is shutting down."))
         else:
-            self._writer.append(Append(live, rows, ends=last, stored=stored, turn=turn))
+            try:
+                self._writer.append(Append(live, rows, ends=last, stored=stored, turn=turn))
+            except PacelineError as error:
+                live.fail(error)
 
     def _deliver(self, appends: Sequence[Append], failure: PacelineError | None) -> None:
         """Publish on the event loop. Called on the writer thread."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Authenticator, KeyKeeper, KeyStore, Link
 from paceline.runtime.link.emulation import Emulation, emulated
-from paceline.runtime.link.transport import ServerTransport, Transport, dial, is_secret
+from paceline.runtime.link.transport import ServerTransport, dial, is_secret
 from paceline.wire.close_codes import FATAL, FIRST_DELAY_S, MAX_DELAY_S, CloseCode
 from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.messages import SUBPROTOCOL
@@ -28,8 +28,7 @@ log = logging.getLogger("paceline.link")
 
 def back_off(attempt: int, uniform: float, longest: float = MAX_DELAY_S) -> float:
     """Delay in s before the next attempt after `attempt` failures in a row. Full jitter, so that devices do not
-    reconnect all at once when a server restarts. uniform: in [0, 1).
-    """
+    reconnect all at once when a server restarts. uniform: in [0, 1)."""
     return uniform * min(longest, FIRST_DELAY_S * 2.0 ** min(attempt, 16))
 
 
@@ -37,8 +36,8 @@ class Dialer:
     """Keeps one link to a cloud, from `run` until that is cancelled.
 
     `handshake` is called at each attempt: nonces serve once, and documents and keys change. `up` is called with each
-    link once it is admitted and sets its `on_open`; `down` with the close code and a sentence when it has closed or
-    failed to connect. A refusal that only a person can resolve is logged once and tried again every 30 s.
+    link once it is admitted and sets its `on_open`. A refusal that only a person can resolve is logged once and tried
+    again every 30 s.
     """
 
     def __init__(
@@ -48,29 +47,19 @@ class Dialer:
         *,
         others: Sequence[str] = (),
         key_store: KeyStore | None = None,
-        up: Callable[[Link], None] | None = None,
-        down: Callable[[int | None, str], None] | None = None,
+        up: Callable[[Link], None] = lambda _: None,
         emulation: Emulation | None = None,
         vocab_size: int | None = None,
-        uniform: Callable[[], float] = random.random,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        connect: Callable[..., Awaitable[Transport]] = dial,
     ) -> None:
         """others: URLs of servers that know this device as well, tried in turn, without a pause until none has
         answered; the one that was linked last is the first, unless it fell silent."""
-        self.connected: Link | None = None  # admitted and not closed
-        self.last_reason: str | None = None  # why there is no link, a sentence; None before the first attempt has ended
         self._urls = [url, *others]  # the one to try next is the first
         self._reasons: dict[str, str] = {}  # told since there was a link
         self._handshake = handshake
         self._key_store = key_store
         self._up = up
-        self._down = down
         self._emulation = emulation
         self._vocab_size = vocab_size
-        self._uniform = uniform
-        self._sleep = sleep
-        self._connect = connect
 
     async def run(self) -> None:
         """Run until cancelled. Raises ConfigError for an invalid URL."""
@@ -81,28 +70,25 @@ class Dialer:
         while True:
             url = self._urls[0]
             code, reason, was_up = await self._one_link(url)
-            self.connected = None
             if reason != self._reasons.get(url):  # once, not at every attempt
                 log.warning("no link to %s: %s", url, reason)
-            self.last_reason = self._reasons[url] = reason
-            if self._down is not None:
-                self._down(code, reason)
+            self._reasons[url] = reason
             tried = 0 if was_up else tried + 1
             if code is not None and code in FATAL:
-                await self._sleep(MAX_DELAY_S)
+                await asyncio.sleep(MAX_DELAY_S)
             elif was_up:
                 failures = 0
-                await self._sleep(self._uniform() * SPREAD_S if len(self._urls) > 1 else back_off(0, self._uniform()))
+                await asyncio.sleep(random.random() * SPREAD_S if len(self._urls) > 1 else back_off(0, random.random()))
             elif tried % len(self._urls) == 0:
                 failures += 1
-                await self._sleep(back_off(failures, self._uniform()))
+                await asyncio.sleep(back_off(failures, random.random()))
             if not was_up or code == CloseCode.HEARTBEAT_LOST:  # one that hangs takes connections, and answers none
                 self._urls.append(self._urls.pop(0))
 
     async def _one_link(self, url: str) -> tuple[int | None, str, bool]:
         """Connect and run one link: (close code if connected, sentence, whether it was admitted)."""
         try:
-            connection = await self._connect(url)
+            connection = await dial(url)
         except LinkClosed as error:
             return None, str(error), False
         async with emulated(connection, self._emulation) as transport:
@@ -118,10 +104,8 @@ class Dialer:
 
     def _connected(self, link: Link) -> None:
         log.info("linked to %s", self._urls[0])
-        self.connected, self.last_reason = link, None
         self._reasons.clear()
-        if self._up is not None:
-            self._up(link)
+        self._up(link)
 
 
 async def serve_websocket(

@@ -345,3 +345,18 @@ async def test_what_cannot_be_ended_is_left_to_others(log: EventLog, monkeypatch
     ended = await log.fail(again, failure)
     assert ended is not None and ended["status"] == "failed"
     await log.wait_committed(again)
+
+
+async def test_a_row_that_is_appended_as_the_log_closes_is_written_and_a_later_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = EventLog(tmp_path)
+    live = log.begin(record("a"), stored=True)
+    monkeypatch.setattr(log._writer, "_submit", lambda _: None)  # as behind the end of the thread
+    log.append_nowait(live, events("one"))
+    log.close()
+    log.append_nowait(live, events("two"))
+    with pytest.raises(PacelineError, match="shutting down"):
+        await live.until(lambda: live.committed == live.length)
+    with closing(EventStore(tmp_path)) as store:
+        assert [row.data for row in store.read("a", -1, -1)] == [b'"one"']

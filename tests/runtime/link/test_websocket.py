@@ -75,22 +75,14 @@ async def cloud() -> AsyncIterator[Cloud]:
 @asynccontextmanager
 async def dialer(
     url: str, key: PrivateKey = LAPTOP, emulation: Emulation | None = None
-) -> AsyncIterator[tuple[Dialer, asyncio.Queue[Link], asyncio.Queue[tuple[int | None, str]]]]:
-    """(dialer, queue of links that come up, queue of their ends)"""
+) -> AsyncIterator[asyncio.Queue[Link]]:
+    """Links that come up."""
     ups: asyncio.Queue[Link] = asyncio.Queue()
-    downs: asyncio.Queue[tuple[int | None, str]] = asyncio.Queue()
-    device = Dialer(
-        url,
-        lambda: device_end(DEVICE, key),
-        up=ups.put_nowait,
-        down=lambda *end: downs.put_nowait(end),
-        uniform=lambda: 0.0,
-        emulation=emulation,
-    )
+    device = Dialer(url, lambda: device_end(DEVICE, key), up=ups.put_nowait, emulation=emulation)
     task = asyncio.create_task(device.run())
     try:
         async with asyncio.timeout(20):
-            yield device, ups, downs
+            yield ups
     finally:
         task.cancel()
         await asyncio.wait([task])
@@ -123,26 +115,25 @@ async def end_of(connection: ClientConnection) -> tuple[int, str]:
 
 
 async def test_a_device_and_a_cloud_exchange_messages_and_close() -> None:
-    async with cloud() as served, dialer(served.url) as (device, ups, downs):
+    async with cloud() as served, dialer(served.url) as ups:
         link = await ups.get()
-        assert device.connected is link
         await ask(link)
         assert link.peer == msgspec.structs.replace(CLOUD, strategies=["autoregressive", "aggregate"])
         await served.links[0].close(CloseCode.DUPLICATE_DEVICE, "laptop linked again")
-        code, reason = await downs.get()
-        assert code == CloseCode.DUPLICATE_DEVICE
-        assert reason.startswith("laptop linked again. ")
-        assert device.connected is None
+        await link.closed.wait()
+        assert link.close_code == CloseCode.DUPLICATE_DEVICE
+        assert (link.close_reason or "").startswith("laptop linked again. ")
     assert served.links[0].closed.is_set()
 
 
 async def test_a_broken_link_is_dialled_again() -> None:
-    async with cloud() as served, dialer(served.url) as (_, ups, downs):
+    async with cloud() as served, dialer(served.url) as ups:
         for _ in range(3):
             link = await ups.get()
             await ask(link)
             link._transport.abort()  # as when the network goes
-            assert (await downs.get())[0] == 1006
+            await link.closed.wait()
+            assert link.close_code == 1006
         await ask(await ups.get())
         assert len(served.links) == 4
 
@@ -172,7 +163,7 @@ async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:
     ids=["garbage", "text", "another version", "not a hello", "too large", "too large in fragments"],
 )
 async def test_a_bad_frame_closes_its_link_only(frame: bytes | str | list[bytes], code: int) -> None:
-    async with cloud() as served, dialer(served.url) as (_, ups, _):
+    async with cloud() as served, dialer(served.url) as ups:
         honest = await ups.get()
         async with raw(served.url) as connection:
             with contextlib.suppress(ConnectionClosed):  # refused before the last fragment
@@ -182,7 +173,7 @@ async def test_a_bad_frame_closes_its_link_only(frame: bytes | str | list[bytes]
 
 
 async def test_a_bad_frame_after_the_handshake_closes_its_link_only() -> None:
-    async with cloud() as served, dialer(served.url) as (_, ups, _):
+    async with cloud() as served, dialer(served.url) as ups:
         honest = await ups.get()
         async with raw(served.url) as connection:
             device = LinkMachine(device_end())
@@ -220,6 +211,6 @@ async def test_frames_are_not_compressed_and_sent_at_once() -> None:
 async def test_an_emulated_network_carries_the_same_messages() -> None:
     async with cloud() as served:
         emulation = Emulation.parse("rtt=20ms,jitter=5ms,rate=10mbit,loss=0.01")
-        async with dialer(served.url, emulation=emulation) as (_, ups, _):
+        async with dialer(served.url, emulation=emulation) as ups:
             await ask(await ups.get())
             assert served.links[-1].accepting
