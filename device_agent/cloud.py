@@ -55,19 +55,9 @@ class Credential:
     """Names and keys by which this device links to one cloud."""
 
     device: str  # the name its owner gave it at the server
-    server_key: bytes  # pinned when it enrolled
-    keys: tuple[PrivateKey, ...] = field(repr=False)  # the present one, and one whose renewal is not confirmed
-
-
-_Key = Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
-
-
-class _Entry(msgspec.Struct):
-    """A credential as it lies in the file; msgspec writes bytes in base64."""
-
-    device: str
-    server_key: _Key
-    keys: Annotated[list[_Key], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]  # seeds
+    server_key: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]  # pinned when it enrolled
+    # The present one, and one whose renewal is not confirmed.
+    keys: Annotated[tuple[PrivateKey, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)] = field(repr=False)
 
 
 class _Format(msgspec.Struct):
@@ -75,7 +65,7 @@ class _Format(msgspec.Struct):
 
 
 class _File(_Format):
-    clouds: dict[str, _Entry]
+    clouds: dict[str, Credential]
 
 
 class Credentials:
@@ -85,21 +75,18 @@ class Credentials:
         self.path = state_dir / FILE
 
     def get(self, cloud: str) -> Credential | None:
-        entry = self._read().get(cloud)
-        if entry is None:
-            return None
-        return Credential(entry.device, entry.server_key, tuple(map(PrivateKey, entry.keys)))
+        return self._read().get(cloud)
 
     def put(self, cloud: str, credential: Credential) -> None:
-        entry = _Entry(credential.device, credential.server_key, [key.seed for key in credential.keys])
         try:
             private_folder(self.path.parent)
-            content = msgspec.json.encode(_File(FORMAT, self._read() | {cloud: entry}))
+            file = _File(FORMAT, self._read() | {cloud: credential})
+            content = msgspec.json.encode(file, enc_hook=lambda key: key.seed)  # bytes are written in base64
             write_private(self.path, msgspec.json.format(content))
         except OSError as error:
             raise ConfigError(f"The credential cannot be kept in {self.path}: {error.strerror}.") from error
 
-    def _read(self) -> dict[str, _Entry]:
+    def _read(self) -> dict[str, Credential]:
         content = read_private(self.path, otherwise="have the device revoked and enrol it again")
         if content is None:
             return {}
@@ -107,7 +94,8 @@ class Credentials:
             found = msgspec.json.decode(content, type=_Format).format
             if found != FORMAT:
                 raise other_format(self.path, found, FORMAT, "remove the file and enrol the device again")
-            return msgspec.json.decode(content, type=_File).clouds
+            hook = lambda _, seed: PrivateKey(base64.b64decode(seed, validate=True))  # noqa: E731
+            return msgspec.json.decode(content, type=_File, dec_hook=hook).clouds
         except msgspec.DecodeError as error:
             raise ConfigError(f"{self.path} is damaged: remove it and enrol the device again.") from error
 

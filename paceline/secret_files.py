@@ -9,18 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import getpass
+import json
 import logging
 import os
 import stat
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
 from paceline.system import is_others, open_mode, sync_folder, user_id
 
 STDIN = "-"
 MAX_BYTES = 1 << 20
+T = TypeVar("T")
 
 _log = logging.getLogger("paceline.settings")
 
@@ -124,6 +128,41 @@ def write_private(file: Path, content: bytes, *, replace: bool = True) -> bool:
             os.unlink(name)
     sync_folder(file.parent)  # the name, too, survives a power cut
     return True
+
+
+class KeptJson:
+    """JSON that a program keeps in its state directory, and begins anew where it is damaged. Methods may be called on
+    any thread, one at a time. Not handled: two programs on one file; the later one's value stays."""
+
+    def __init__(self, file: Path | None, what: str, empty: object) -> None:
+        """file: None: nothing is kept. what: is lost with it, for the log. empty: what a file that is not there
+        stands for."""
+        self._file, self._what = file, what
+        self._saved = empty
+
+    def read(self, parsed: Callable[[Any], T], otherwise: T) -> T:
+        """What was kept. parsed: raises ValueError, KeyError, TypeError or AttributeError for what it cannot be."""
+        try:
+            if self._file is None or (content := read_private(self._file, otherwise="remove it")) is None:
+                return otherwise
+            found = json.loads(content)
+            value, self._saved = parsed(found), found
+            return value
+        except (OSError, ConfigError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _log.warning("%s is damaged (%s): %s is forgotten", self._file, error, self._what)
+            return otherwise
+
+    def save(self, value: object) -> None:
+        """Write it if it has changed. A disk that takes nothing costs a line in the log."""
+        if self._file is None or value == self._saved:
+            return
+        try:
+            private_folder(self._file.parent)
+            write_private(self._file, json.dumps(value).encode())
+        except (OSError, ConfigError) as error:
+            _log.warning("%s cannot be kept in %s: %s", self._what, self._file, error)
+            return
+        self._saved = value
 
 
 def read_private(file: Path, *, otherwise: str) -> bytes | None:

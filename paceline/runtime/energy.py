@@ -5,7 +5,6 @@ directory.
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import math
 import re
@@ -26,7 +25,7 @@ from paceline.core.energy import (
 )
 from paceline.core.offloading import EnergyDebt, EnergyQueue, ModelShape, Unit
 from paceline.errors import ConfigError, PacelineError
-from paceline.secret_files import private_folder, read_private, write_private
+from paceline.secret_files import KeptJson
 from paceline.settings_tables import EnergySettings
 from paceline.wire.messages import Options
 
@@ -266,45 +265,25 @@ SAVE_S: Final = 30.0
 
 
 class DebtFile:
-    """The energy that a device has spent beyond its budget, kept in its state directory over restarts.
-
-    Written every `SAVE_S` in which it has changed, and at the end. Methods may be called on any thread, one at a time.
-    Not handled: two agents on one state directory; the later one's value stays.
-    """
+    """The energy that a device has spent beyond its budget, kept in its state directory over restarts: written every
+    `SAVE_S` in which it has changed, and at the end."""
 
     def __init__(self, state_dir: Path) -> None:
-        self.path = state_dir / FILE
-        self.debt = EnergyDebt(self._read())
-        self._saved = self.debt.joules
+        self._kept = KeptJson(state_dir / FILE, "what was spent beyond the energy budget", self._told(0.0))
+        self.debt = EnergyDebt(self._kept.read(self._joules, 0.0))
 
     def save(self) -> None:
-        """Write the debt if it has changed. A disk that takes nothing costs a line in the log."""
-        joules = self.debt.joules
-        if joules == self._saved:
-            return
-        content = json.dumps({"format": FORMAT, "spent_beyond_budget_j": joules}).encode()
-        try:
-            private_folder(self.path.parent)
-            write_private(self.path, content)
-        except (OSError, ConfigError) as error:
-            log.warning("the energy spent beyond the budget cannot be kept in %s: %s", self.path, error)
-            return
-        self._saved = joules
+        self._kept.save(self._told(self.debt.joules))
 
-    def _read(self) -> float:
-        try:
-            content = read_private(self.path, otherwise="remove it")
-            if content is None:
-                return 0.0
-            found = json.loads(content)
-            if found["format"] != FORMAT:
-                raise ValueError("another format")
-            joules = float(found["spent_beyond_budget_j"])
-            if not 0.0 <= joules < math.inf:
-                raise ValueError("no amount of energy")
-        except (ConfigError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s is damaged (%s): what was spent beyond the energy budget is forgotten", self.path, error)
-            return 0.0
+    @staticmethod
+    def _told(joules: float) -> dict[str, float]:
+        return {"format": FORMAT, "spent_beyond_budget_j": joules}
+
+    @staticmethod
+    def _joules(found: dict[str, Any]) -> float:
+        joules = float(found["spent_beyond_budget_j"])
+        if found["format"] != FORMAT or not 0.0 <= joules < math.inf:
+            raise ValueError("another format, or no amount of energy")
         return joules
 
 

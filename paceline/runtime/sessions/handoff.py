@@ -10,20 +10,15 @@ cloud may not read the question.
 
 from __future__ import annotations
 
-import json
-import logging
 from pathlib import Path
 from typing import Final
 
 from paceline.core.difficulty import HEAD, HELD, UNTAUGHT, WEIGHTS, WORTHS, Correction, Look, Sureness, glance
 from paceline.core.sampling.sampler import head
 from paceline.core.side import HandoffLevel, Side
-from paceline.errors import ConfigError
 from paceline.runtime.service import Handoff
-from paceline.secret_files import private_folder, read_private, write_private
+from paceline.secret_files import KeptJson
 from paceline.strategies.base import Emit
-
-log = logging.getLogger("paceline.node")
 
 FILE: Final = "handoff.json"
 LEAST_EXAMINED: Final = 8  # drafts of an answer that is learnt from
@@ -35,9 +30,8 @@ class Outcomes:
 
     def __init__(self, state_dir: Path | None = None) -> None:
         """state_dir: None: what is learnt ends with the program."""
-        self._path = None if state_dir is None else state_dir / FILE
-        self._learnt = self._read()
-        self._saved = dict(self._learnt)
+        self._kept = KeptJson(None if state_dir is None else state_dir / FILE, "what handing over has taught", {})
+        self._learnt: dict[str, Correction] = self._kept.read(self._corrections, {})
 
     def shift(self, pair: str) -> float:
         return self._learnt.get(pair, UNTAUGHT).shift
@@ -47,30 +41,12 @@ class Outcomes:
         self._learnt[pair] = self._learnt.get(pair, UNTAUGHT).after(agreed)
 
     def save(self) -> None:
-        """Write it if it has changed. A disk that takes nothing costs a line in the log."""
-        if self._path is None or self._saved == self._learnt:
-            return
-        learnt = dict(self._learnt)
-        try:
-            private_folder(self._path.parent)
-            write_private(
-                self._path, json.dumps({pair: [each.agreed, each.seen] for pair, each in learnt.items()}).encode()
-            )
-        except (OSError, ConfigError) as error:
-            log.warning("what handing over has taught cannot be kept in %s: %s", self._path, error)
-            return
-        self._saved = learnt
+        """Write it if it has changed."""
+        self._kept.save({pair: [each.agreed, each.seen] for pair, each in dict(self._learnt).items()})
 
-    def _read(self) -> dict[str, Correction]:
-        if self._path is None:
-            return {}
-        try:
-            content = read_private(self._path, otherwise="remove it")
-            found = json.loads(content or b"{}")
-            return {str(pair): Correction.of(float(agreed), int(seen)) for pair, (agreed, seen) in found.items()}
-        except (OSError, ConfigError, ValueError, TypeError, AttributeError) as error:
-            log.warning("%s cannot be read and begins anew: %s", self._path, error)
-            return {}
+    @staticmethod
+    def _corrections(found: dict[str, tuple[float, int]]) -> dict[str, Correction]:
+        return {pair: Correction.of(float(agreed), int(seen)) for pair, (agreed, seen) in found.items()}
 
 
 class Watch:
