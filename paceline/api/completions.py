@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple
@@ -408,7 +408,7 @@ class _EmptyGeneration:
 
     prompt_tokens: int
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         yield GenerationResult("length", self.prompt_tokens, 0, "autoregressive", "nothing was to be written")
 
     async def aclose(self) -> None:

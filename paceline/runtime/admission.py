@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -40,12 +40,12 @@ class InTurn(ABC):
     def prompt_tokens(self) -> int:
         return self._part.prompt_tokens
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         ended: list[GenerationResult] = []
         part: Generation | None = self._part
         while part is not None:
             self._part, before = part, self.between if ended else ""
-            async with aclosing(part.run()) as events:  # type: ignore[type-var]  # every one is a generator
+            async with aclosing(part.run()) as events:
                 async for event in events:
                     if before:  # not earlier: a client that reads slowly has a place meanwhile
                         yield TextDelta(before, 0)

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final, cast
+from typing import Final
 
 from paceline.core.policy import Decision
 from paceline.core.redaction import Finder, Redactor
@@ -244,7 +244,7 @@ class OutsideText:
             raise
         yield restorer.flush()
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         tokens = 0
         async with aclosing(self.pieces()) as pieces:
             async for text in pieces:
@@ -278,7 +278,7 @@ class OutsideAnswer:
     _said: str = ""
     _tokens: int = 0
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         stops, stopped, fault = StopStrings(self.request.output.stop), False, None
         try:
             async with aclosing(self.written.pieces()) as pieces:
@@ -320,7 +320,7 @@ class OutsideAnswer:
         self.written.told(tokens)
         return tokens
 
-    async def _go_on(self, fault: EndpointError, stops: StopStrings) -> AsyncIterator[GenerateEvent]:
+    async def _go_on(self, fault: EndpointError, stops: StopStrings) -> AsyncGenerator[GenerateEvent]:
         """The rest of the answer, as it would be written without the endpoint. stops: hold what may begin a stop string
         that ends here. Raises RequestError where the request wants none."""
         request, output = self.request, self.request.output
@@ -344,7 +344,7 @@ class OutsideAnswer:
             )
         )
         tokens = 0
-        async with aclosing(cast(AsyncGenerator[GenerateEvent], generation.run())) as events:
+        async with aclosing(generation.run()) as events:
             async for event in events:
                 if isinstance(event, GenerationResult):
                     if rest := stops.flush():

@@ -18,7 +18,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -515,8 +515,8 @@ class HeldAnswer:
     def prompt_tokens(self) -> int:
         return self.written.prompt_tokens
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
-        async with aclosing(self.written.run()) as events:  # type: ignore[type-var]  # every one is a generator
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
+        async with aclosing(self.written.run()) as events:
             try:
                 async for event in events:
                     if isinstance(event, GenerationResult):

@@ -156,21 +156,21 @@ class Preparation:
         begun = self._reading.narrowed(begun, request, shared.prompts)
         guard, prepared = self._resources.guard, await self._decided(begun, egress, shared.prompts)
         tried = begun_alone(prepared, begun.context, self._resources, begun.peer[1])
-        session = self._session(tried or prepared, begun.removals, egress)
+        session = self._session(tried or prepared, egress)
         decision = guard.for_client(begun.held, request.account.owner, shared.prompts.asked)
         held = HeldAnswer(session, guard, decision, request.prompt.messages)
         if tried is not None:
-            held.written = Stretches(session, partial(self._hand_over, prepared, begun.removals))
+            held.written = Stretches(session, partial(self._hand_over, prepared))
         elif prepared.end < prepared.limit:
             held.written = Stretches(session, partial(self._go_on, held))
         return held if guard.policy else held.written
 
-    async def _hand_over(self, prepared: PreparedRequest, removals: int, earlier: ClientSession) -> ClientSession:
+    async def _hand_over(self, prepared: PreparedRequest, earlier: ClientSession) -> ClientSession:
         """What this device has begun, as the cloud's model writes it on."""
         with self._place(prepared.request.account.owner, earlier.egress.timeline, anyhow=True) as egress:
             written = earlier.written
             prepared = handed_over(prepared, earlier.prepared, len(written.tokens))
-            return self._session(prepared, removals, egress, written if written.tokens else None)
+            return self._session(prepared, egress, written if written.tokens else None)
 
     async def _decided(self, begun: Begun, egress: Egress, read: Read) -> PreparedRequest:
         """The strategy that writes, after what was read, and the claim of memory. Raises RequestError."""
@@ -225,6 +225,7 @@ class Preparation:
             models=(model_id(resources.info), "" if begun.peer[1] is None else begun.peer[1].peer.model),
             thinking=thinking,
             claim=share.rows,
+            removals=begun.removals,
             salt=salt,
             predicted=predicted,
             draft_claim=resources.draft_claim(strategy, prompts.branches, share.tokens),
@@ -293,33 +294,28 @@ class Preparation:
             end=end,
             claim=share.rows,
             missing=None,
+            removals=removals,
         )
         if isinstance(readable, Readable):
             causes = causes_of(await asyncio.to_thread(readable.rules))
             held.decision = held.decision.narrowed(causes, resources.side, holds=True)
             prepared = replace(prepared, held=held.decision.holds != "open")
-        return self._session(prepared, removals, egress, written, joined=joined)
+        return self._session(prepared, egress, written, joined=joined)
 
     async def again(self, prepared: PreparedRequest, written: Written) -> ClientSession:
         """A session that writes an answer once more, from these tokens of it on."""
         request = prepared.request
         _, removals = await asyncio.to_thread(self._resources.documents, request.sources.selection)
         with self._place(request.account.owner, anyhow=True) as egress:
-            return self._session(prepared, removals, egress, written)
+            return self._session(replace(prepared, removals=removals), egress, written)
 
     def _session(
-        self,
-        prepared: PreparedRequest,
-        removals: int,
-        egress: Egress,
-        written: Written | None = None,
-        *,
-        joined: bool = True,
+        self, prepared: PreparedRequest, egress: Egress, written: Written | None = None, *, joined: bool = True
     ) -> ClientSession:
-        """A session of a stretch. removals: of documents, when its own were looked for. joined: with a peer if any."""
+        """A session of a stretch. joined: with a peer if any."""
         resources = self._resources
         link = self._peers.link(prepared.peer_name) if joined else None  # it may have changed meanwhile
-        machine = partial(self._machine, removals=removals, written=written, link=link)
+        machine = partial(self._machine, written=written, link=link)
         ways: list[AloneWay | None] = []
         for each in (prepared, replace(prepared, prompts=replace(prepared.prompts, unanswered=True))):
             alone = answered_alone(each, resources.facts(answers=1 + len(self._clients))) if written is None else None
@@ -340,7 +336,7 @@ class Preparation:
         return session
 
     def _machine(
-        self, prepared: PreparedRequest, *, removals: int, written: Written | None, link: Link | None, joined: bool
+        self, prepared: PreparedRequest, *, written: Written | None, link: Link | None, joined: bool
     ) -> Machine:
         """The machine of a stretch, see `_session`."""
         resources, request, name = self._resources, prepared.request, prepared.peer_name
@@ -349,7 +345,7 @@ class Preparation:
             table = resources.peers_table()  # what it suggests goes up, and the owner's may hold what must not
         else:
             lifetime = "answer" if prepared.held else lifetime_of(request, prepared.prompts, strategy, resources.side)
-            table = resources.table(request.account.owner, lifetime, removals)
+            table = resources.table(request.account.owner, lifetime, prepared.removals)
         top, drafts = request.wish.top_logprobs, prepared.draft_claim is not None
         told = resources.worker.told and strategy.name == PLAIN and top is not None  # ids come with their token
         config = MachineConfig(

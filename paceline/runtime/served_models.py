@@ -10,7 +10,7 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -355,9 +355,9 @@ class _Kept:
     def prompt_tokens(self) -> int:
         return self.generation.prompt_tokens
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         try:
-            async with aclosing(self.generation.run()) as events:  # type: ignore[type-var]  # every one is a generator
+            async with aclosing(self.generation.run()) as events:
                 async for event in events:
                     yield event
         finally:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -455,7 +455,7 @@ class Generation(Protocol):
     def prompt_tokens(self) -> int:
         """Of the longest prompt, as the result will say; 0 where it is not known before the answer."""
 
-    def run(self) -> AsyncIterator[GenerateEvent]:
+    def run(self) -> AsyncGenerator[GenerateEvent]:
         """Yield text deltas, then one GenerationResult. Closing the iterator cancels the generation and frees its
         blocks.
 

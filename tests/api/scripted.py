@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import TypeVar, cast
@@ -107,7 +107,7 @@ class ScriptedPrepared:
     def prompt_tokens(self) -> int:
         return 7
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         self._script.began.set()
         try:
             for step in self._script.steps:

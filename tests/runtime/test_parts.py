@@ -61,7 +61,7 @@ async def test_each_part_is_answered_as_if_it_were_asked_alone(
         assert text.startswith(alone[0][0] + BETWEEN)
         assert not node.load().answers, "every place has been given back"
 
-        async with aclosing((await node.prepare(asking(QUESTION))).run()) as events:  # type: ignore[type-var]
+        async with aclosing((await node.prepare(asking(QUESTION))).run()) as events:
             assert any([event == TextDelta(BETWEEN, 0) and node.load().answers == 1 async for event in events])
 
         endless = asking(QUESTION, sampling=SamplingParams(logit_bias={EOS: -100.0}), stop_token_ids=(), max_tokens=24)

@@ -104,7 +104,7 @@ async def answer(node: Node, strategy: str) -> tuple[str, GenerationResult]:
         )
     )
     text = ""
-    async with aclosing(session.run()) as events:  # type: ignore[type-var]  # it is a generator
+    async with aclosing(session.run()) as events:
         async for event in events:
             if isinstance(event, TextDelta):
                 text += event.text

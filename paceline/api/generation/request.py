@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
@@ -390,9 +390,9 @@ class LateGeneration:
         """prepare: as `Service.prepare`."""
         self._prepare = prepare
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         generation = await self._prepare()
-        async with aclosing(generation.run()) as events:  # type: ignore[type-var]  # every one is a generator
+        async with aclosing(generation.run()) as events:
             async for event in events:
                 yield event
 

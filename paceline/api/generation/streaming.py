@@ -13,7 +13,6 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import (
-    AsyncGenerator,
     AsyncIterable,
     AsyncIterator,
     Callable,
@@ -127,8 +126,7 @@ class GenerationFanIn:
             watch.ended("failed")
             await self._queue.put((index, error))
         finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()  # cancels the generation if it has not ended
+            await events.aclose()  # cancels the generation if it has not ended
 
 
 # ---- in one piece ---------------------------------------------------------------------------------------------------

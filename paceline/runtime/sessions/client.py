@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from typing import Final, cast
 
@@ -178,7 +178,7 @@ class ClientSession(Session):
         asked = self.prepared.request.account
         return self._worker.group(self.prepared.claim, owner=asked.owner, criticality=asked.criticality)
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         self._driver.timeline = self._watched(self.prepared)
         self.deliver(Started(self._loop.time()))
         try:

@@ -55,6 +55,7 @@ class PreparedRequest:
     models: tuple[str, str] = ("", "")  # this side's and the peer's, as in `AnswerRecord`
     thinking: Thinking | None = None  # that the answer may begin with
     claim: int = 0  # KV rows of all branches together
+    removals: int = 0  # of documents, when its own were looked for
     salt: str | None = None  # of its KV; None: shared with no other answer
     predicted: TextMemory | None = None  # what the client expects the text to be
     draft_claim: int | None = None  # likewise of the draft model's KV; None: its machine is told of no such model

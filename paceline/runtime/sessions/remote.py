@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -232,7 +232,7 @@ class RemoteText:
     _events: asyncio.Queue[SessionFrame] = field(default_factory=asyncio.Queue)
     _session: int | None = None
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         tokens = characters = 0
         try:
             self._open()
@@ -331,7 +331,7 @@ class TextServer:
         """Send a text piece by piece. Returns why it ended."""
         generation, tokens = await self._admit(request), 0
         try:
-            async with aclosing(cast(AsyncGenerator[GenerateEvent], generation.run())) as events:
+            async with aclosing(generation.run()) as events:
                 async for event in events:
                     if isinstance(event, GenerationResult):
                         send(WrittenText(session, "", max(0, event.completion_tokens - tokens)))

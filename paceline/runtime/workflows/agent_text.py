@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
@@ -104,8 +104,7 @@ class TextStream:
             self._failed(error)
             self._parts.put_nowait(error)
         finally:
-            if isinstance(events, AsyncGenerator):
-                await events.aclose()
+            await events.aclose()
 
 
 class Reader(Protocol):

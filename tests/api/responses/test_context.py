@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 
 import httpx
 import pytest
@@ -53,7 +53,7 @@ class Place:
     def __init__(self, places: Places, prepared: Generation) -> None:
         self._places, self._prepared = places, prepared
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         try:
             async for event in self._prepared.run():
                 yield event

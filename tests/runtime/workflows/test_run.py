@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +87,7 @@ class ScriptedText:
     fault: asyncio.Event | None = None  # it fails once this is set
     closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self) -> AsyncIterator[GenerateEvent]:
+    async def run(self) -> AsyncGenerator[GenerateEvent]:
         try:
             for piece in self.pieces:
                 yield TextDelta(piece, 1)
@@ -362,7 +362,7 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text(
         for _ in range(2):  # in the second one, the seconds of every stage are known
             asked.clear()
             generation = await node.prepare(changed(ASKED, privacy="answer-private"))  # no text goes to the cloud
-            async with aclosing(generation.run()) as events:  # type: ignore[type-var]
+            async with aclosing(generation.run()) as events:
                 _ = [event async for event in events]
     assert len(asked) >= 2 and asked[0].account.criticality > asked[-1].account.criticality > 0.0
 
