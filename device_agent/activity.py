@@ -67,17 +67,18 @@ def ask_owner(settings: AgentSettings) -> None:
     """Ask at the first enrolment, if there is a terminal and no setting, and keep the answer. Otherwise nobody may."""
     if settings.cloud is None or settings.code is None or settings.cloud_may_ask is not None:
         return
-    from paceline.runtime.asking import EnrolmentAnswers
+    from paceline.runtime.asking import answered_for, keep_answer
 
-    answers = EnrolmentAnswers(settings.state_dir)
-    if answers.get(settings.clouds[0]) is not None:
+    cloud = settings.clouds[0]
+    if answered_for(settings.state_dir, cloud) is not None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return  # `permission` then says so
     typer.echo(QUESTION.format(cloud=settings.cloud).strip(), err=True)
     while True:
         try:
-            answers.put(settings.clouds[0], MayAsk.parse(typer.prompt("cloud may ask", default="off", err=True)))
+            may_ask = MayAsk.parse(typer.prompt("cloud may ask", default="off", err=True))
+            keep_answer(settings.state_dir, cloud, may_ask)
         except ValueError as error:
             typer.echo(f"The answer {error}.", err=True)
         else:

@@ -53,7 +53,7 @@ _SCHEMA = (
         outcome TEXT  -- NULL: under way
     )""",
     "CREATE INDEX questions_began ON questions (refused, began)",
-    "CREATE TABLE answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID",  # see `EnrolmentAnswers`
+    "CREATE TABLE answers (cloud TEXT PRIMARY KEY, may_ask TEXT NOT NULL) WITHOUT ROWID",  # see `answered_for`
 )
 _KIND = "an activity log"
 _ADVICE = "remove the file: what was asked is forgotten, and who may ask"
@@ -183,24 +183,19 @@ def _opened(state_dir: Path) -> OwnRows:
     return OwnRows(SqliteFile(state_dir / FILE, _KIND), _VERSION, _SCHEMA, _ADVICE)
 
 
-class EnrolmentAnswers:
-    """What a device's owner answered at enrolment, by cloud: who among its clients may ask. Kept beside the activity
-    log. Raises ConfigError when the file cannot be used."""
+def answered_for(state_dir: Path, cloud: str) -> MayAsk | None:
+    """What a device's owner answered at enrolment: who among the clients of this cloud, by its URL, may ask. None where
+    there is no answer. Creates no file; raises ConfigError when that of the activity log cannot be used."""
+    if not (state_dir / FILE).exists():
+        return None
+    with closing(_opened(state_dir)) as opened, opened.reading() as rows:
+        found = rows.execute("SELECT may_ask FROM answers WHERE cloud = ?", (_place(cloud),)).fetchone()
+    return None if found is None else MayAsk.parse(found[0])
 
-    def __init__(self, state_dir: Path) -> None:
-        self._state_dir = state_dir
 
-    def get(self, cloud: str) -> MayAsk | None:
-        """The answer for this cloud, by its URL; None where there is none. Creates no file."""
-        if not (self._state_dir / FILE).exists():
-            return None
-        with closing(_opened(self._state_dir)) as opened, opened.reading() as rows:
-            found = rows.execute("SELECT may_ask FROM answers WHERE cloud = ?", (_place(cloud),)).fetchone()
-        return None if found is None else MayAsk.parse(found[0])
-
-    def put(self, cloud: str, may_ask: MayAsk) -> None:
-        with closing(_opened(self._state_dir)) as opened, opened.reading() as rows:
-            rows.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (_place(cloud), str(may_ask)))
+def keep_answer(state_dir: Path, cloud: str, may_ask: MayAsk) -> None:
+    with closing(_opened(state_dir)) as opened, opened.reading() as rows:
+        rows.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (_place(cloud), str(may_ask)))
 
 
 def permission(settings: AgentSettings) -> tuple[MayAsk, str]:
@@ -208,7 +203,7 @@ def permission(settings: AgentSettings) -> tuple[MayAsk, str]:
     ConfigError for answers that cannot be read."""
     if settings.cloud_may_ask is not None:
         return MayAsk.parse(settings.cloud_may_ask), "as set"
-    answered = None if settings.cloud is None else EnrolmentAnswers(settings.state_dir).get(settings.clouds[0])
+    answered = None if settings.cloud is None else answered_for(settings.state_dir, settings.clouds[0])
     return (NOBODY, "the default") if answered is None else (answered, "as answered at enrolment")
 
 

@@ -122,7 +122,7 @@ class TextEmbedder:
         for start in range(0, len(texts), PART_TEXTS):
             async with self._turns.turn(owner):
                 part = texts[start : start + PART_TEXTS]
-                parts.append(await self._work.embed(partial(self._embedder.embed, part), owner))
+                parts.append(await self._work.run("embed", partial(self._embedder.embed, part), owner))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
@@ -238,7 +238,7 @@ class Node:
     def _init_texts(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
         self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
-        self.find = resources.work.search
+        self.find = partial(resources.work.run, "search")
         self._tokenizer = resources.tokenizer
         self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
         self._embedder: TextEmbedder | None = None
@@ -345,7 +345,7 @@ class Node:
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
             async with self._reranking.turn(owner):
-                scores += map(float, await self._work.rerank(partial(self._reranker.score, query, part), owner))
+                scores += map(float, await self._work.run("rerank", partial(self._reranker.score, query, part), owner))
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
             scores = [_probability(score) for score in scores]
         count = self._embedder.count

@@ -115,7 +115,7 @@ class OutsideWriter:
                 messages = told(request, redactor, (*own, *others))
                 return messages, sum(len(encode(each["content"])) for each in messages)
 
-            messages, tokens = await self._resources.work.search(prompt, owner)
+            messages, tokens = await self._resources.work.run("search", prompt, owner)
         except BaseException:
             self._places.give_back(owner)
             raise
@@ -142,7 +142,9 @@ class OutsideWriter:
         return request, partial(self.prepare, held=held)
 
     async def redactor(self, request: GenerateRequest) -> Redactor:
-        return await self._resources.work.search(partial(learnt, request, self.endpoint.find), request.account.owner)
+        return await self._resources.work.run(
+            "search", partial(learnt, request, self.endpoint.find), request.account.owner
+        )
 
     async def texts(self, request: GenerateRequest) -> tuple[Callable[[Told, int], OutsideText], Egress]:
         """What begins the texts of a workflow's agents, at `open`, and counts what they send."""
@@ -209,8 +211,8 @@ class OutsideWriter:
         if store is None or not request.wish.documents:
             return (), (), None
         search = partial(store.search, query_of(request.prompt.messages), request.wish.documents, sources.selection)
-        own_found = await self._resources.work.search(
-            partial(search, min_score=sources.min_score), request.account.owner
+        own_found = await self._resources.work.run(
+            "search", partial(search, min_score=sources.min_score), request.account.owner
         )
         return tuple(own_found), (), None
 

@@ -362,7 +362,7 @@ async def _prompts(
         reading=resources.reading(options.reading),
         judge=resources.judge if options.judged and query is None else None,
     )
-    return await with_reused(await resources.work.search(work, f"peer:{peer}"), resources.prefiller)
+    return await with_reused(await resources.work.run("search", work, f"peer:{peer}"), resources.prefiller)
 
 
 def _clamp(limits: DraftLimits) -> DraftLimits:

@@ -236,7 +236,7 @@ class Prover:
             template=request.prompt.template,
             reading=resources.reading(again.options.reading),
         )
-        prompts = await resources.work.search(work, request.account.owner)
+        prompts = await resources.work.run("search", work, request.account.owner)
         unlike = self._peers.scales.difference(self._peers.peer_for(request)[0])
         return (prompts.with_equal_sides() if unlike else prompts).branches
 

@@ -246,7 +246,9 @@ class Reading:
             reading=resources.reading(str(request.wish.options.get("reading", ""))),
             judge=resources.judge if request.wish.options.get("judged") and query is None else None,
         )
-        prompts = await with_reused(await resources.work.search(work, request.account.owner), resources.prefiller)
+        prompts = await with_reused(
+            await resources.work.run("search", work, request.account.owner), resources.prefiller
+        )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")
         return prompts

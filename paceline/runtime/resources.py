@@ -429,7 +429,7 @@ class Resources:
         def read() -> TextMemory:
             return remembered(self.tokenizer.encode(text[:MAX_REMEMBERED])[:MEMORY_TOKENS])
 
-        return await self.work.search(read, owner) if text else None
+        return await self.work.run("search", read, owner) if text else None
 
     def means(
         self,

@@ -207,18 +207,6 @@ class PlainWork:
         self._turns = Turnstile(THREADS, most=THREADS)
         self._busy: list[str] = []  # units, once for each work under way; appended to and removed from in any thread
 
-    async def search(self, work: Callable[[], T], owner: str) -> T:
-        """Call `work`, which embeds a question, searches for it and makes prompts of what it finds."""
-        return await self._run("search", work, owner)
-
-    async def embed(self, work: Callable[[], T], owner: str) -> T:
-        """Call `work`, which embeds texts."""
-        return await self._run("embed", work, owner)
-
-    async def rerank(self, work: Callable[[], T], owner: str) -> T:
-        """Call `work`, which scores passages."""
-        return await self._run("rerank", work, owner)
-
     def indexing(self) -> AbstractContextManager[None]:
         """Around the embedding of files, in any thread but the loop's, which stays on the unit's cores."""
         return self._reading_in(0)
@@ -241,8 +229,8 @@ class PlainWork:
         for pool in self._threads.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _run(self, task: Task, work: Callable[[], T], owner: str) -> T:
-        """Cancelled, it runs to its end and its result is dropped."""
+    async def run(self, task: Task, work: Callable[[], T], owner: str) -> T:
+        """Call `work`. Cancelled, it runs to its end and its result is dropped."""
         async with self._turns.turn(owner):
             busy = Counter(self._busy) + self._registry.under_way
             unit = min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])

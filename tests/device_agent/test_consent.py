@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from paceline.core.side import EVERYBODY, NOBODY, MayAsk
-from paceline.runtime.asking import EnrolmentAnswers, permission
+from paceline.runtime.asking import answered_for, permission
 from paceline.settings import AgentSettings
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,6 @@ def test_an_owner_is_asked_once_and_the_answer_holds(tmp_path: Path) -> None:
 
 def test_an_owner_who_only_presses_return_or_has_no_terminal_lets_nobody_ask(tmp_path: Path) -> None:
     ask(tmp_path / "pressed", "\n")
-    assert EnrolmentAnswers(tmp_path / "pressed").get(CLOUD) == NOBODY
+    assert answered_for(tmp_path / "pressed", CLOUD) == NOBODY
     ask(tmp_path / "service", None)
     assert permission(settings(tmp_path / "service")) == (NOBODY, "the default")

@@ -181,7 +181,7 @@ class SearchServer:
         elif store is not None:
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
-                passages = await work.search(partial(store.search, query, count), f"peer:{peer}")
+                passages = await work.run("search", partial(store.search, query, count), f"peer:{peer}")
                 found = RetrievedPassages(session, to_wire(passages))
             except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")

@@ -23,7 +23,7 @@ from paceline.runtime.asking import (
     AskLimits,
     CloudAsks,
     CloudQuestion,
-    EnrolmentAnswers,
+    keep_answer,
     permission,
 )
 from paceline.runtime.sessions.driver import Egress
@@ -95,7 +95,7 @@ def test_a_setting_comes_before_the_answer_at_enrolment_and_without_both_nobody_
 
     assert who() == NOBODY
     assert not (tmp_path / FILE).exists(), "looking makes no file"
-    EnrolmentAnswers(tmp_path).put("wss://A.example/x/", MayAsk(("notebook",)))
+    keep_answer(tmp_path, "wss://A.example/x/", MayAsk(("notebook",)))
     assert who() == MayAsk(("notebook",))
     assert who(cloud_may_ask="on") == EVERYBODY
     assert permission(AgentSettings(state_dir=tmp_path, cloud="https://b.example"))[0] == NOBODY

@@ -39,7 +39,7 @@ Plain = tuple[UnitRegistry, PlainWork]
 async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(plain: Plain) -> None:
     registry, work = plain
     held, let_go = threading.Event(), threading.Event()
-    assert (await work.search(look, ""))[1].startswith("requests left")
+    assert (await work.run("search", look, ""))[1].startswith("requests left")
 
     def hold() -> None:
         held.set()
@@ -47,12 +47,12 @@ async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(plain: Pl
 
     launch = asyncio.create_task(registry.run("left", hold))
     await asyncio.to_thread(held.wait, 60)
-    assert (await work.search(look, ""))[1].startswith("requests right")
-    cores, thread = await work.rerank(look, "")  # which only the busy unit does: beside its launch, on its core
+    assert (await work.run("search", look, ""))[1].startswith("requests right")
+    cores, thread = await work.run("rerank", look, "")  # which only the busy unit does: beside its launch, on its core
     assert thread.startswith("requests left") and cores == {CORE}
     let_go.set()
     await launch
-    assert (await work.embed(look, ""))[1].startswith("requests left")
+    assert (await work.run("embed", look, ""))[1].startswith("requests left")
 
 
 async def test_what_has_failed_or_was_left_no_longer_counts(plain: Plain) -> None:
@@ -64,8 +64,8 @@ async def test_what_has_failed_or_was_left_no_longer_counts(plain: Plain) -> Non
         let_go.wait(60)
 
     with pytest.raises(ZeroDivisionError):
-        await work.embed(lambda: 1 // 0, "")
-    left = asyncio.create_task(work.search(hold, ""))
+        await work.run("embed", lambda: 1 // 0, "")
+    left = asyncio.create_task(work.run("search", hold, ""))
     await asyncio.to_thread(held.wait, 60)
     left.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -112,7 +112,7 @@ async def test_one_owners_many_searches_leave_the_next_turn_to_anothers(plain: P
 
     async with asyncio.TaskGroup() as tasks:
         for owner in ["many"] * 3 * THREADS + ["one"]:
-            tasks.create_task(work.search(partial(search, owner), owner))
+            tasks.create_task(work.run("search", partial(search, owner), owner))
         for _ in range(THREADS):
             await asyncio.to_thread(began.acquire)
         assert "one" not in order, "all threads are taken"
