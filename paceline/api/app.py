@@ -27,7 +27,7 @@ from paceline.api import (
 )
 from paceline.api.chat import output as chat
 from paceline.api.generation.attachments import Attachments
-from paceline.api.http.admission import MAX_ACTIVE, AdmissionControl, AdmissionMiddleware, DoorLimits
+from paceline.api.http.admission import AdmissionControl, AdmissionMiddleware, DoorLimits
 from paceline.api.http.auth import Keyring
 from paceline.api.http.routing import DEFAULTS, HANDLERS, Route, Settings
 from paceline.api.observation import Observer
@@ -74,7 +74,6 @@ def create_app(
     keyring: Keyring,
     state: Path | Home | None = None,
     retention: Retention = DEFAULT_RETENTION,
-    max_active: int = MAX_ACTIVE,
     limits: DoorLimits | None = None,
     seal: Seal = PLAIN,
     tracer: Tracer | None = None,
@@ -83,11 +82,11 @@ def create_app(
 
     `keyring`: the keys that are let in; without any key, all requests are (see `http.auth.check_exposure`).
     `state`: the folder or the database that stores responses; None: in memory. `retention`: limits on stored responses.
-    `max_active`: POSTs at a time. `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
+    `limits`: on strangers. `seal`: of stored responses. `tracer`: of answers.
     `app.state` holds what `http.routing` hands to endpoints, the `observer` of answers, the `attachments` of messages,
     and `closers`, which are awaited when the server ends.
     """
-    admission = AdmissionControl(keyring, max_active, limits)
+    admission = AdmissionControl(keyring, limits)
     admission.error_shapes |= {shape.prefix: shape for shape in SHAPES}
     app = FastAPI(
         title="Paceline",

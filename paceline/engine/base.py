@@ -394,14 +394,7 @@ def runner_of(engine: Engine | AsyncEngine) -> BatchRunner:
     return engine if isinstance(engine, BatchRunner) else ImmediateRunner(engine)
 
 
-def delay_forwards(
-    engine: Engine,
-    forward_s: float,
-    row_s: float = 0.0,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Engine:
+def delay_forwards(engine: Engine, forward_s: float, row_s: float = 0.0) -> Engine:
     """The engine itself, whose forwards from now on take at least forward_s + row_s * (scored rows - 1) seconds, as on
     a slower machine: it sleeps on its thread, and computes what it did. Raises EngineError for a negative time.
 
@@ -413,12 +406,12 @@ def delay_forwards(
     run = engine.forward
 
     def forward(batch: Batch) -> Output:
-        start = clock()
+        start = time.perf_counter()
         output = run(batch)
         num_scored = sum(map(len, output.logits))
-        remaining = start + forward_s + row_s * max(0, num_scored - 1) - clock()
+        remaining = start + forward_s + row_s * max(0, num_scored - 1) - time.perf_counter()
         if remaining > 0:
-            sleep(remaining)
+            time.sleep(remaining)
         return output
 
     engine.forward = forward  # type: ignore[method-assign]  # of this one

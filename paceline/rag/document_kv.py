@@ -102,13 +102,12 @@ class DocumentKvStore:
     If the folder cannot be used, nothing is found or stored and a warning is logged: a full disk never fails a request.
     """
 
-    def __init__(self, folder: Path, limit: int, *, seal: Seal = PLAIN, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, folder: Path, limit: int, *, seal: Seal = PLAIN) -> None:
         """seal: of the store whose documents these are."""
         self._folder = folder
         self._seal = seal
         self._suffix = SEALED_SUFFIX if seal.is_on else _SUFFIX
         self._limit = limit
-        self._clock = clock
         self._lock = threading.Lock()
         self._checked: set[tuple[str, int, int, int]] = set()  # files whose checksum has been verified
 
@@ -126,7 +125,7 @@ class DocumentKvStore:
                         # copy-on-write: pages are shared with the file until written to, and writes never reach it
                         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
                     prefix = self._verified(key, memory, (path.name, status.st_ino, status.st_size, status.st_mtime_ns))
-                    os.utime(path, ns=(int(self._clock() * 1e9), status.st_mtime_ns))
+                    os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))
                     return prefix
                 raise ValueError("it is empty")
         except FileNotFoundError:
@@ -244,7 +243,7 @@ class DocumentKvStore:
                 total -= size
         for part in self._folder.glob(f".*{_HALF_WRITTEN}"):
             try:
-                if self._clock() - part.stat().st_mtime > _STALE_S:
+                if time.time() - part.stat().st_mtime > _STALE_S:
                     part.unlink(missing_ok=True)
             except FileNotFoundError:
                 continue

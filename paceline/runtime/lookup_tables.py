@@ -204,7 +204,7 @@ def _overwrite(file: FileIO, *, whole: bool) -> None:
 
 FOLDER: Final = "tables"  # in the state directory
 OWNER_ROWS: Final = 1 << 14  # per owner: with those of bigrams 3.4 MiB at 152k tokens
-OWNERS: Final = 32  # in memory
+OWNERS: Final = 32  # in memory; `shrink` writes the least recently used to their files
 _FILES: Final = threading.Lock()  # held to erase files and to rename another to one; never on the event loop
 
 
@@ -222,24 +222,11 @@ def _mark(folder: Path, owner: str | None) -> Path:
 class TableStore:
     """Tables of one vocabulary."""
 
-    def __init__(
-        self,
-        folder: Path | None,
-        vocabulary: str,
-        vocab_size: int,
-        *,
-        owners: int = OWNERS,
-        owner_rows: int = OWNER_ROWS,
-        seal: Seal = PLAIN,
-    ) -> None:
-        """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. owners: limit of tables in
-        memory; `shrink` writes the least recently used to their files. owner_rows: limit of each table. seal:
-        of their files."""
-        assert owners > 0
+    def __init__(self, folder: Path | None, vocabulary: str, vocab_size: int, *, seal: Seal = PLAIN) -> None:
+        """folder: None keeps everything in memory. vocabulary: fingerprint of the tokenizer. seal: of their files."""
         self._folder = folder
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
-        self._owners, self._owner_rows = owners, owner_rows
         self._tables: OrderedDict[str, LookupTable] = OrderedDict()
         self._erasing: set[str] = set()  # owners whose files are being erased
         self._marks: dict[str, tuple[str, str]] = {}  # erasure marks of the owners in memory, as read at loading
@@ -272,7 +259,7 @@ class TableStore:
     @property
     def full(self) -> bool:
         """True if more tables are in memory than allowed; the caller must then `shrink`."""
-        return len(self._tables) > self._owners
+        return len(self._tables) > OWNERS
 
     async def shrink(self) -> None:
         """Write the least recently used tables to their files and drop them. A table stays in use until its file is
@@ -311,7 +298,7 @@ class TableStore:
     # ---- inside -----------------------------------------------------------------------------------------------------
     def _new(self, base: LookupTable | None = None) -> LookupTable:
         """An empty table of an owner over the base; without `base`, an empty base."""
-        capacity = None if base is None else self._owner_rows
+        capacity = None if base is None else OWNER_ROWS
         return LookupTable(self._vocab_size, base=base, capacity=capacity)
 
     def writing(self, owner: str) -> Callable[[], bool] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
+from paceline.engine import base
 from paceline.engine.base import Engine, Output, delay_forwards
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
@@ -14,10 +15,13 @@ SEQ = SeqId(1)
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.time, self.slept = 100.0, list[float]()
+    """Stands for the module `time`."""
 
-    def now(self) -> float:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.time, self.slept = 100.0, list[float]()
+        monkeypatch.setattr(base, "time", self)
+
+    def perf_counter(self) -> float:
         return self.time
 
     def sleep(self, seconds: float) -> None:
@@ -38,22 +42,26 @@ class Slow(FakeEngine):
 
 
 def delayed(clock: Clock, forward_s: float, row_s: float = 0.0) -> Engine:
-    return delay_forwards(Slow(clock), forward_s, row_s, clock=clock.now, sleep=clock.sleep)
+    return delay_forwards(Slow(clock), forward_s, row_s)
 
 
 @pytest.mark.parametrize(
     ("rows", "logits", "slept"),
     [(1, "last", 4.0), (5, "all", 6.0), (5, "last", 4.0), (400, "last", 4.0), (400, "none", 4.0)],
 )
-def test_a_forward_takes_its_time_and_more_for_every_scored_row(rows: int, logits: LogitsMode, slept: float) -> None:
-    clock = Clock()
+def test_a_forward_takes_its_time_and_more_for_every_scored_row(
+    rows: int, logits: LogitsMode, slept: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
     engine = delayed(clock, 6.0, 0.5)
     engine.forward(Batch((Segment(SEQ, 0, (1,) * rows, None, logits),)))
     assert clock.slept == [slept] and clock.time == 102.0 + slept
 
 
-def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_delayed() -> None:
-    clock = Clock()
+def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_delayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
     engine = delayed(clock, 1.0, 0.5)
     pair = [Segment(SeqId(i), 0, (1, 2), (-1, -1), "all") for i in range(2)]
     engine.forward(Batch(tuple(pair)))
@@ -61,8 +69,8 @@ def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_del
     assert clock.slept == [0.5]
 
 
-def test_a_refusal_comes_at_once_and_only_forwards_are_delayed() -> None:
-    clock = Clock()
+def test_a_refusal_comes_at_once_and_only_forwards_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     engine = delayed(clock, 6.0)
     growing = Growing(engine, SEQ)
     growing.grow([1, 2, 3], [-1, 0, 0])

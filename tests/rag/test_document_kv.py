@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from paceline.core.batching.block_manager import CARRIERS, KvArray, KvPrefix
+from paceline.rag import document_kv
 from paceline.rag.document_kv import FOLDER, DocumentKvStore, KvKey, text_hash
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
@@ -45,14 +46,17 @@ def assert_same(found: KvPrefix | None, expected: KvPrefix) -> None:
 
 
 class Ticking:
-    """A clock that advances by a second at each call."""
+    """Time that advances by a second at each call."""
 
     def __init__(self) -> None:
-        self.now = 1_000_000.0
+        self.now = 1_000_000
 
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
+    def time_ns(self) -> int:
+        self.now += 1
+        return self.now * 10**9
+
+    def time(self) -> float:
+        return self.time_ns() / 1e9
 
 
 @pytest.mark.parametrize("dtype", CARRIERS)
@@ -110,13 +114,16 @@ def test_a_damaged_file_is_deleted_and_can_be_written_again(
     assert_same(files.get(key), prefix)
 
 
-def test_least_recently_used_files_are_evicted_and_the_limit_holds(tmp_path: Path) -> None:
+def test_least_recently_used_files_are_evicted_and_the_limit_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_kv, "time", Ticking())
     prefixes = [prefix_of((i, 2, 3), seed=i) for i in range(6)]
     keys = [key_of(prefix, str(i)) for i, prefix in enumerate(prefixes)]
     probe = DocumentKvStore(tmp_path / "probe", MIB)
     probe.put(keys[0], prefixes[0])
     limit = 3 * probe.num_bytes()
-    files = DocumentKvStore(tmp_path / "kv", limit, clock=Ticking())
+    files = DocumentKvStore(tmp_path / "kv", limit)
     assert files.has_room(prefixes[0])
     for i in range(3):
         files.put(keys[i], prefixes[i])

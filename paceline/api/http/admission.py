@@ -278,7 +278,7 @@ class AdmissionControl:
     """Active requests by key or address and the state of draining, shared by the middleware, `/readyz` and the
     shutdown."""
 
-    def __init__(self, keyring: Keyring, max_active: int = MAX_ACTIVE, limits: DoorLimits | None = None) -> None:
+    def __init__(self, keyring: Keyring, limits: DoorLimits | None = None) -> None:
         self.keyring = keyring
         self.limits = limits or DoorLimits()
         self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
@@ -288,7 +288,7 @@ class AdmissionControl:
         self.draining = False  # from then on new requests are refused
         self.on_drain: Callable[[], Awaitable[None]] | None = None  # before active requests are waited for
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
-        self._places = Shares(max_active)  # of keys
+        self._places = Shares(MAX_ACTIVE)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
         self._idle = asyncio.Event()
         self._idle.set()

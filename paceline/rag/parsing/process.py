@@ -424,8 +424,7 @@ class ParserBudget:
     """Processor seconds of each owner's documents, counted anew an hour after the first; the owner "" has no limit. May
     be shared by pools and threads."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._used: dict[str, tuple[float, float]] = {}  # by owner: (until when it counts, seconds)
 
@@ -433,7 +432,7 @@ class ParserBudget:
         """Raises RequestError (429) where this owner's seconds are used up; what is being parsed does not count yet."""
         with self._lock:
             until, used = self._used.get(owner, (0.0, 0.0))
-            left = until - self._now()
+            left = until - time.monotonic()
         if left > 0 and used >= BUDGET_S:
             raise RequestError(
                 f"Reading this key's files has taken {BUDGET_S:g} s of processor time, which is all that a key has in "
@@ -448,7 +447,7 @@ class ParserBudget:
         if not owner:
             return
         with self._lock:
-            now = self._now()
+            now = time.monotonic()
             self._used = {each: one for each, one in self._used.items() if one[0] > now}
             until, used = self._used.get(owner, (now + WINDOW_S, 0.0))
             self._used[owner] = until, used + seconds

@@ -423,21 +423,20 @@ def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
 class SentToday:
     """Bytes that have left this side since midnight, or since the start, by hour and kind."""
 
-    def __init__(self, now: Callable[[], time.struct_time] = time.localtime) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._day = ""
         self._hours: dict[str, Counter[str]] = {}
 
     def add(self, kind: str, num_bytes: int) -> None:
         self._turn()
-        self._hours.setdefault(f"{self._now().tm_hour:02}", Counter())[kind] += num_bytes
+        self._hours.setdefault(time.strftime("%H"), Counter())[kind] += num_bytes
 
     def by_hour(self) -> dict[str, dict[str, int]]:
         self._turn()
         return {hour: dict(kinds) for hour, kinds in self._hours.items()}
 
     def _turn(self) -> None:
-        day = time.strftime("%Y-%m-%d", self._now())
+        day = time.strftime("%Y-%m-%d")
         if day != self._day:
             self._day, self._hours = day, {}
 

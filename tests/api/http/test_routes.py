@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.api.http import admission as admission_module
 from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import RefusedError
@@ -155,11 +156,12 @@ def test_metrics_are_prometheus_samples(http: httpx.Client) -> None:
 
 
 # ---- load and the end -----------------------------------------------------------------------------------------------
-def test_too_many_requests_at_once_are_refused_at_once() -> None:
+def test_too_many_requests_at_once_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_module, "MAX_ACTIVE", 1)
     service, go_on = ScriptedService(), Signal()
     service.script = Script([TextDelta("a", 1), go_on, done()])
     with (
-        serving(service, max_active=1) as url,
+        serving(service) as url,
         client_of(url) as http,
         http.stream("POST", CHAT, json=BODY | {"stream": True}) as first,
     ):
@@ -172,8 +174,9 @@ def test_too_many_requests_at_once_are_refused_at_once() -> None:
 
 
 @pytest.mark.anyio
-async def test_draining_refuses_new_requests_and_waits_for_active_ones() -> None:
-    admission = AdmissionControl(Keyring({}), max_active=2)
+async def test_draining_refuses_new_requests_and_waits_for_active_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_module, "MAX_ACTIVE", 2)
+    admission = AdmissionControl(Keyring({}))
     admission.enter()
     admission.enter()
     with pytest.raises(RefusedError) as full:

@@ -33,6 +33,7 @@ from paceline.rag.parsing.process import (
     plain_text,
 )
 from paceline.rag.parsing.readers import READERS, content, reader
+from tests.clocks import read_from
 from tests.rag.parsing.made import ENDLESS
 
 
@@ -282,9 +283,11 @@ def test_the_processor_time_that_a_document_took_is_known_however_its_parser_end
         assert parser.cpu_s == 1.0, "nobody knows: its limit"
 
 
-def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_over() -> None:
-    now = 1000.0
-    budget = ParserBudget(lambda: now)
+def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, budget = 1000.0, ParserBudget()
+    read_from(monkeypatch, lambda: now, process_module)
     budget.check("ann")
     budget.spend("ann", BUDGET_S / 2)
     now += WINDOW_S / 2

@@ -38,8 +38,8 @@ def a_hasty_interpreter() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-def store(folder: Path | None, vocabulary: str = "words", **options: int) -> TableStore:
-    return TableStore(folder, vocabulary, VOCAB, **options)
+def store(folder: Path | None, vocabulary: str = "words") -> TableStore:
+    return TableStore(folder, vocabulary, VOCAB)
 
 
 def test_each_owner_reads_the_base_and_its_own_rows_only(tmp_path: Path) -> None:
@@ -221,8 +221,11 @@ def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path,
 
 
 @pytest.mark.anyio
-async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(tmp_path: Path) -> None:
-    tables = store(tmp_path, owners=2)
+async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_store, "OWNERS", 2)
+    tables = store(tmp_path)
     for name in ("anna", "ben", "cleo"):
         tables.table(name).record(2, *SUCCESSORS)
     assert tables.full and not table_files(tmp_path), "a request for a table does not wait for the disk"
@@ -234,8 +237,11 @@ async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_fil
 
 
 @pytest.mark.anyio
-async def test_a_table_can_be_used_while_it_is_written_to_its_file(tmp_path: Path) -> None:
-    tables = store(tmp_path, owners=2)
+async def test_a_table_can_be_used_while_it_is_written_to_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_store, "OWNERS", 2)
+    tables = store(tmp_path)
     used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
     for table in used.values():
         table.record(2, *SUCCESSORS)
@@ -251,8 +257,11 @@ async def test_a_table_can_be_used_while_it_is_written_to_its_file(tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: Path) -> None:
-    tables = store(tmp_path, owners=1)
+async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_store, "OWNERS", 1)
+    tables = store(tmp_path)
     for name in ("anna", "ben"):
         tables.table(name).record(2, *SUCCESSORS)
     going = asyncio.create_task(tables.shrink())
@@ -264,9 +273,12 @@ async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(tmp_path: 
 
 
 @pytest.mark.anyio
-async def test_a_node_writes_tables_to_their_files_while_it_answers(tmp_path: Path) -> None:
+async def test_a_node_writes_tables_to_their_files_while_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_store, "OWNERS", 1)
     model = load_model("fake")
-    tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size, owners=1)
+    tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
     async with asyncio.timeout(30), Node("cloud", model, None, NodeParts(kept=Kept(tables=tables))) as node:
         for owner in ("anna", "ben", "cleo"):
             asked = a_request(({"role": "user", "content": "hi"},), SamplingParams(), 4, owner=owner)
@@ -280,8 +292,10 @@ async def test_a_node_writes_tables_to_their_files_while_it_answers(tmp_path: Pa
     assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben", "cleo"}
 
 
-def test_memory_is_bounded_by_owners_and_rows() -> None:
-    tables = store(None, owners=3, owner_rows=10)
+def test_memory_is_bounded_by_owners_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_store, "OWNERS", 3)
+    monkeypatch.setattr(table_store, "OWNER_ROWS", 10)
+    tables = store(None)
     for owner in range(20):
         for token in range(VOCAB):
             tables.table(str(owner)).record(token, *SUCCESSORS)
