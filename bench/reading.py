@@ -25,7 +25,8 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Kept, NodeParts
-from paceline.runtime.service import AskedPrompt, AskedStrategy, GenerateRequest, GenerationResult, OutputForm, Sources
+from paceline.runtime.service import AskedPrompt, GenerateRequest, GenerationResult, OutputForm, Sources
+from paceline.strategies.base import Wish
 
 from .bootstrap import estimate, ratio_of
 from .findings import claimed
@@ -129,10 +130,9 @@ async def answers(model: LoadedModel, asked: Sequence[Question]) -> dict[WayOfRe
 async def answer(node: Node, question: Question, read: tuple[Passage, ...], way: WayOfReading) -> Given:
     request = GenerateRequest(
         AskedPrompt(messages=({"role": "user", "content": question.text},)),
-        SamplingParams(temperature=0.0),
+        Wish("autoregressive", SamplingParams(temperature=0.0), options={"reading": way}),
         OutputForm(max_tokens=LENGTH),
         Sources(passages=read),
-        strategy=AskedStrategy("autoregressive", {"reading": way}),
     )
     began, first, text = time.perf_counter(), 0.0, ""
     async for event in (await node.prepare(request)).run():
