@@ -10,7 +10,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
 
 import httpx
 import msgspec
@@ -26,16 +25,13 @@ Told = list[dict[str, str]]  # messages
 Count = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointLimits:
-    """What one answer of it may take."""
-
-    connect_s: float = 10.0
-    silent_s: float = 60.0  # without a character of text, before the first one too
-    total_s: float = 600.0
-    body_bytes: int = 8 << 20
-    line_bytes: int = 1 << 20
-    error_bytes: int = 4096  # of a refusal's words that are read
+# What one answer of it may take.
+CONNECT_S = 10.0
+SILENT_S = 60.0  # without a character of text, before the first one too
+TOTAL_S = 600.0
+BODY_BYTES = 8 << 20
+LINE_BYTES = 1 << 20
+ERROR_BYTES = 4096  # of a refusal's words that are read
 
 
 class _Delta(msgspec.Struct):
@@ -58,15 +54,7 @@ class OutsideEndpoint:
     accepting = True
     bandwidth: float | None = None
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        key: str | None = None,
-        *,
-        find: Finder = find_entities,
-        limits: EndpointLimits | None = None,
-    ) -> None:
+    def __init__(self, url: str, model: str, key: str | None = None, *, find: Finder = find_entities) -> None:
         """url: what `/chat/completions` is appended to; `/v1` is added to one without a path. find: what is hidden from
         it."""
         base = httpx.URL(url)
@@ -76,7 +64,6 @@ class OutsideEndpoint:
         self.rtt: float | None = None
         self.on_sent: Callable[[str, int], None] = lambda _kind, _bytes: None  # of the side that asks it
         self._model, self._key = model, key
-        self._limits = limits or EndpointLimits()
         self._transport = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False)
 
     async def close(self) -> None:
@@ -85,7 +72,7 @@ class OutsideEndpoint:
     async def look(self) -> str:
         """What the endpoint says of its model, for `paceline doctor`. Raises EndpointError."""
         async with self._answer("GET", "/models") as response:
-            listed = await self._words(response, self._limits.line_bytes)
+            listed = await self._words(response, LINE_BYTES)
         known = json.dumps(self._model) in listed
         return f"{self.name} answers" if known else f"{self.name} answers, and does not list that model"
 
@@ -111,7 +98,7 @@ class OutsideEndpoint:
                 fields = fewer
 
     async def _pieces(self, content: bytes, count: Count) -> AsyncGenerator[tuple[str, FinishReason | None]]:
-        limits, now = self._limits, asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
         began = now()
         async with (
             self._answer("POST", "/chat/completions", content) as response,
@@ -121,7 +108,7 @@ class OutsideEndpoint:
             while True:
                 text, end = "", None
                 try:  # the reader's time is not the endpoint's
-                    async with asyncio.timeout_at(min(now() + limits.silent_s, began + limits.total_s)):
+                    async with asyncio.timeout_at(min(now() + SILENT_S, began + TOTAL_S)):
                         while not (text or end):
                             if (line := await anext(lines, None)) is None:
                                 raise EndpointError(f"{self.name} ends in the middle")
@@ -150,18 +137,18 @@ class OutsideEndpoint:
 
     async def _data(self, response: httpx.Response, count: Count) -> AsyncGenerator[bytes]:
         """The data of each server-sent event. Raises EndpointError beyond the limits."""
-        held, received, limits = bytearray(), 0, self._limits
+        held, received = bytearray(), 0
         try:
             async for part in response.aiter_raw():
                 received += len(part)
                 count(0, len(part))
                 held += part
-                if received > limits.body_bytes:
-                    raise EndpointError(f"{self.name} sends more than {limits.body_bytes >> 10} KiB")
+                if received > BODY_BYTES:
+                    raise EndpointError(f"{self.name} sends more than {BODY_BYTES >> 10} KiB")
                 *lines, rest = held.split(b"\n")
                 held = rest
-                if len(held) > limits.line_bytes:
-                    raise EndpointError(f"{self.name} sends a line of more than {limits.line_bytes >> 10} KiB")
+                if len(held) > LINE_BYTES:
+                    raise EndpointError(f"{self.name} sends a line of more than {LINE_BYTES >> 10} KiB")
                 for line in lines:
                     if line.startswith(b"data:"):
                         yield bytes(line[5:].strip())
@@ -171,23 +158,22 @@ class OutsideEndpoint:
     @asynccontextmanager
     async def _answer(self, method: str, path: str, content: bytes | None = None) -> AsyncIterator[httpx.Response]:
         """An answer with status 200. Raises EndpointError."""
-        limits = self._limits
         headers = {"User-Agent": f"paceline/{__version__}", "Accept-Encoding": "identity"}
         headers |= {"Content-Type": "application/json"} if content is not None else {}
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        seconds = {"connect": limits.connect_s, **dict.fromkeys(("read", "write", "pool"), limits.silent_s)}
+        seconds = {"connect": CONNECT_S, **dict.fromkeys(("read", "write", "pool"), SILENT_S)}
         request = httpx.Request(
             method, self._base + path, headers=headers, content=content, extensions={"timeout": seconds}
         )
         try:  # a transport instead of a client: it knows neither cookies nor redirects, proxies or .netrc
-            async with asyncio.timeout(limits.silent_s):
+            async with asyncio.timeout(SILENT_S):
                 response = await self._transport.handle_async_request(request)
         except (httpx.HTTPError, TimeoutError) as error:
             raise EndpointError(f"{self.name} cannot be reached ({type(error).__name__})") from error
         async with aclosing(response):
             if (status := response.status_code) != 200:
                 told = {401: "does not accept the key", 403: "does not allow it", 429: "has had too many requests"}
-                said = self._quoted(await self._words(response, limits.error_bytes))
+                said = self._quoted(await self._words(response, ERROR_BYTES))
                 raise EndpointError(
                     f"{self.name} {told.get(status, f'answers with status {status}')}: {said}", status=status
                 )
@@ -197,7 +183,7 @@ class OutsideEndpoint:
         """The beginning of a body. Raises EndpointError."""
         said = b""
         try:
-            async with asyncio.timeout(self._limits.silent_s):
+            async with asyncio.timeout(SILENT_S):
                 async for part in response.aiter_raw():
                     said += part
                     if len(said) > most:

@@ -24,7 +24,8 @@ from paceline.errors import EndpointError, RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
-from paceline.runtime.endpoint import EndpointLimits, OutsideEndpoint
+from paceline.runtime import endpoint as endpoint_module
+from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.node import Node
 from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.resources import Company, NodeParts
@@ -41,7 +42,7 @@ from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 pytestmark = pytest.mark.anyio
 
 KEY = "sk-very-secret"
-LIMITS = EndpointLimits(connect_s=2.0, silent_s=0.5, total_s=5.0, body_bytes=1 << 16, line_bytes=1 << 14)
+LIMITS = {"CONNECT_S": 2.0, "SILENT_S": 0.5, "TOTAL_S": 5.0, "BODY_BYTES": 1 << 16, "LINE_BYTES": 1 << 14}
 CONVERSATION = (
     {"role": "system", "content": "You help Anna Berg of Kassel."},
     {"role": "user", "content": "What does my diary say?"},
@@ -117,6 +118,13 @@ class Rig:
         return await collect(await self.device.prepare(request))
 
 
+@pytest.fixture(autouse=True)
+def less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than usual is enough for an answer."""
+    for name, limit in LIMITS.items():
+        monkeypatch.setattr(endpoint_module, name, limit)
+
+
 @asynccontextmanager
 async def rig(
     folder: Path, script: Script = polite, *, linked: bool = True, policy: Policy | None = None, at: Side = "device"
@@ -126,7 +134,7 @@ async def rig(
     server = await asyncio.start_server(stranger.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     stranger.url = f"http://127.0.0.1:{port}/v1"
-    endpoint = OutsideEndpoint(stranger.url, "their-model", KEY, limits=LIMITS)
+    endpoint = OutsideEndpoint(stranger.url, "their-model", KEY)
     texts = {"device": "The garden key is with XYZZY.", "cloud": "Anna Berg keeps the museum garden and its key."}
     with ExitStack() as stack:
         stores = {
@@ -413,7 +421,7 @@ async def test_looking_at_the_endpoint_tells_it_nothing(tmp_path: Path) -> None:
         assert bytes(made.stranger.heard).startswith(b"GET /v1/models HTTP/1.1\r\n")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            gone = OutsideEndpoint(f"http://127.0.0.1:{free.getsockname()[1]}", "m", limits=LIMITS)
+            gone = OutsideEndpoint(f"http://127.0.0.1:{free.getsockname()[1]}", "m")
             with pytest.raises(EndpointError, match="cannot be reached"):
                 await gone.look()
             await gone.close()
