@@ -224,7 +224,7 @@ def test_a_running_program_forgets_an_owner_that_has_no_file_yet(tmp_path: Path,
 async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_store, "OWNERS", 2)
+    monkeypatch.setattr(lookup_tables, "OWNERS", 2)
     tables = store(tmp_path)
     for name in ("anna", "ben", "cleo"):
         tables.table(name).record(2, *SUCCESSORS)
@@ -240,7 +240,7 @@ async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_fil
 async def test_a_table_can_be_used_while_it_is_written_to_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_store, "OWNERS", 2)
+    monkeypatch.setattr(lookup_tables, "OWNERS", 2)
     tables = store(tmp_path)
     used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
     for table in used.values():
@@ -260,7 +260,7 @@ async def test_a_table_can_be_used_while_it_is_written_to_its_file(
 async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_store, "OWNERS", 1)
+    monkeypatch.setattr(lookup_tables, "OWNERS", 1)
     tables = store(tmp_path)
     for name in ("anna", "ben"):
         tables.table(name).record(2, *SUCCESSORS)
@@ -276,7 +276,7 @@ async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(
 async def test_a_node_writes_tables_to_their_files_while_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table_store, "OWNERS", 1)
+    monkeypatch.setattr(lookup_tables, "OWNERS", 1)
     model = load_model("fake")
     tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
     async with asyncio.timeout(30), Node("cloud", model, None, NodeParts(kept=Kept(tables=tables))) as node:
@@ -293,8 +293,8 @@ async def test_a_node_writes_tables_to_their_files_while_it_answers(
 
 
 def test_memory_is_bounded_by_owners_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_store, "OWNERS", 3)
-    monkeypatch.setattr(table_store, "OWNER_ROWS", 10)
+    monkeypatch.setattr(lookup_tables, "OWNERS", 3)
+    monkeypatch.setattr(lookup_tables, "OWNER_ROWS", 10)
     tables = store(None)
     for owner in range(20):
         for token in range(VOCAB):
