@@ -66,7 +66,6 @@ from paceline.wire.payloads import (
 )
 from paceline.wire.stages import link as stage_link
 from paceline.wire.stages import messages as stage_messages
-from paceline.wire.stages import sampling as stage_sampling
 from paceline.wire.verify_messages import VERIFY_MESSAGES
 
 MESSAGES = (*CONTROL_MESSAGES, *STRATEGY_MESSAGES, *VERIFY_MESSAGES)
@@ -88,7 +87,7 @@ STAGES: dict[str, tuple[type, ...]] = {
     "Parts of these messages": (
         stage_messages.StageCost,
         Segment,
-        stage_sampling.Wanted,
+        stage_messages.Wanted,
         RowSampling,
         SamplingParams,
         BranchMixture,

@@ -28,7 +28,7 @@ from paceline.runtime.stages.members import Members
 from paceline.runtime.stages.stage_head import BatchUnderWay, StageHead, StageRequest
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages import messages, sampling
+from paceline.wire.stages import messages
 
 _ROW_BYTES = 768  # of a wanted row without its mask, prompt and counts
 
@@ -71,7 +71,7 @@ def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Outpu
     done = under.done
     assert done is not None
     answers = [question.answer for question in under.questions]
-    found = [rows for answer in answers if isinstance(answer, sampling.SampledRows) for rows in answer.rows]
+    found = [rows for answer in answers if isinstance(answer, messages.SampledRows) for rows in answer.rows]
     sampled = dict(zip(under.ahead, map(tuple, found), strict=False))
     parts: list[Logits] = []
     for number, (size, scored) in enumerate(zip(done.sizes, done.kept, strict=True)):
@@ -92,7 +92,7 @@ def sampled_already(request: SampleRequest) -> tuple[SampledRow, ...] | None:
     return part.sampled if same else None
 
 
-def wanted_of(request: SampleRequest) -> sampling.Wanted | None:
+def wanted_of(request: SampleRequest) -> messages.Wanted | None:
     """None for rows that are not all at the last stage."""
     branches: list[list[tuple[int, int]]] = []
     for parts in request.branches:
@@ -100,12 +100,12 @@ def wanted_of(request: SampleRequest) -> sampling.Wanted | None:
         if len(far) < len(parts):
             return None
         branches.append([(part.batch.ticket, part.segment) for part in far if len(part)])
-    return sampling.Wanted(branches, list(map(sampling.row_to_wire, request.rows)), request.mixture)
+    return messages.Wanted(branches, list(map(messages.row_to_wire, request.rows)), request.mixture)
 
 
-def in_parts(wanted: Sequence[sampling.Wanted]) -> list[list[sampling.Wanted]]:
+def in_parts(wanted: Sequence[messages.Wanted]) -> list[list[messages.Wanted]]:
     """As few messages as their sizes allow: masks of large vocabularies take tens of kilobytes a row."""
-    parts: list[list[sampling.Wanted]] = []
+    parts: list[list[messages.Wanted]] = []
     room = 0
     for each in wanted:
         size = sum(map(_size_of, each.rows))
@@ -194,14 +194,14 @@ class RemotePipeline(StageHead):
             if under is None or not ahead:
                 return
             wanted = [
-                sampling.Wanted([[(ticket, number)]], list(map(sampling.row_to_wire, each)), None)
+                messages.Wanted([[(ticket, number)]], list(map(messages.row_to_wire, each)), None)
                 for number, each in ahead.items()
             ]
             under.ahead, under.questions = ahead, self._questions(wanted)
             self.put(under.questions)
 
-    def _questions(self, wanted: Sequence[sampling.Wanted]) -> list[StageRequest]:
-        return [StageRequest(-1, sampling.SampleRows(next(self.numbers), part)) for part in in_parts(wanted)]
+    def _questions(self, wanted: Sequence[messages.Wanted]) -> list[StageRequest]:
+        return [StageRequest(-1, messages.SampleRows(next(self.numbers), part)) for part in in_parts(wanted)]
 
     def is_ready(self, ticket: Ticket) -> bool:
         with self.changed:
@@ -245,7 +245,7 @@ class RemotePipeline(StageHead):
         if wanted:
             found: list[list[SampledRow]] = []
             for answer in self.ask_all(self._questions(list(wanted.values()))):
-                if not isinstance(answer, sampling.SampledRows):
+                if not isinstance(answer, messages.SampledRows):
                     raise EngineError("the last stage answered something else")
                 found += answer.rows
             if [len(rows) for rows in found] != [len(each.rows) for each in wanted.values()]:

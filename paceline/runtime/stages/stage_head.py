@@ -25,7 +25,7 @@ from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages import messages
-from paceline.wire.stages.sampling import BatchDone
+from paceline.wire.stages.messages import BatchDone
 
 log = logging.getLogger("paceline.stages")
 

@@ -26,7 +26,7 @@ from paceline.wire.effects import Bulk, Claim
 from paceline.wire.messages import Frame
 from paceline.wire.stages import messages
 from paceline.wire.stages.link import WINDOW_BYTES, StageMachine
-from paceline.wire.stages.sampling import BatchDone
+from paceline.wire.stages.messages import BatchDone
 
 log = logging.getLogger("paceline.stage")
 

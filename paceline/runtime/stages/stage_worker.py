@@ -22,7 +22,7 @@ from paceline.engine.stage import Stage, rows_from_bytes, rows_to_bytes
 from paceline.errors import EngineError, EngineLost, PacelineError
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
-from paceline.wire.stages import messages, sampling
+from paceline.wire.stages import messages
 from paceline.wire.stages.messages import Change, HiddenRows, ImportRows, RowFormat, RunBatch, kv_to_wire
 
 log = logging.getLogger("paceline.stage")
@@ -39,7 +39,7 @@ class Outlet(Protocol):
 
 
 Answer = Frame | tuple[messages.KvRows | messages.ScoreRows, bytes]  # the latter: header and payload of a bulk message
-Urgent = sampling.SampleRows | messages.FetchScores
+Urgent = messages.SampleRows | messages.FetchScores
 Parts = list[tuple[Logits | None, tuple[int, ...] | None]]  # by segment: logits, and which of the wanted rows
 
 
@@ -89,9 +89,9 @@ class LastRows:
         if isinstance(asked, messages.FetchScores):
             return self._scores(asked, vocab_size)
         found = self._sampler([self._request(wanted) for wanted in asked.wanted])
-        return sampling.SampledRows(asked.request, [list(map(sampling.sampled_to_wire, rows)) for rows in found])
+        return messages.SampledRows(asked.request, [list(map(messages.sampled_to_wire, rows)) for rows in found])
 
-    def _request(self, wanted: sampling.Wanted) -> SampleRequest:
+    def _request(self, wanted: messages.Wanted) -> SampleRequest:
         found = [[self._part(*part) for part in parts] for parts in wanted.branches]
         rows = tuple(wanted.rows)
         if len(found) == len(found[0]) == 1 and (kept := found[0][0][1]) is not None and len(rows) > len(kept):
@@ -178,7 +178,7 @@ class StageWorker(threading.Thread):
                     self._ordered.append(message)
                 case messages.Forget(tickets=tickets):
                     self._last.forget(tickets)
-                case sampling.SampleRows() | messages.FetchScores():
+                case messages.SampleRows() | messages.FetchScores():
                     self._urgent.append(message)
                 case _:
                     raise TypeError(f"no command: {type(message).__name__}")
@@ -394,7 +394,7 @@ class StageWorker(threading.Thread):
             self._last.keep(message.ticket, done)
             scored = tuple(rows for _, rows in done or ())
             sizes = tuple(0 if logits is None else len(logits) for logits, _ in done or ())
-            self._outlet.to_head(sampling.BatchDone(epoch, message.ticket, scored, sizes, error))
+            self._outlet.to_head(messages.BatchDone(epoch, message.ticket, scored, sizes, error))
 
 
 def _scored_of(asked: Batch, left: Batch, output: Output) -> Parts:

@@ -23,7 +23,7 @@ from paceline.wire.effects import Bulk, Deliver, Effect, Transmit
 from paceline.wire.identity import Handshake
 from paceline.wire.link import PeerMachine
 from paceline.wire.messages import Challenge, Frame, Hello, Ping, Pong, Proof, Welcome
-from paceline.wire.stages import messages, sampling
+from paceline.wire.stages import messages
 from paceline.wire.stages.messages import MAX_BULK_BYTES, BulkHeader, Credit, bad_frame
 
 WINDOW_BYTES = 1 << 22
@@ -47,7 +47,7 @@ FROM_HEAD: tuple[type[Frame], ...] = (
     messages.CheckRows,
     messages.Forget,
     messages.FetchScores,
-    sampling.SampleRows,
+    messages.SampleRows,
 )
 FROM_STAGE: tuple[type[Frame], ...] = (
     messages.About,
@@ -55,12 +55,12 @@ FROM_STAGE: tuple[type[Frame], ...] = (
     messages.RequestFailed,
     messages.StageHave,
     messages.NeighbourLost,
-    sampling.BatchDone,
-    sampling.SampledRows,
+    messages.BatchDone,
+    messages.SampledRows,
 )
 BULK: tuple[type[Frame], ...] = (messages.HiddenRows, messages.KvRows, messages.ScoreRows, Credit)
 _kinds = reduce(or_, (Hello, Challenge, Proof, Welcome, Ping, Pong, *FROM_HEAD, *FROM_STAGE, *BULK))
-_decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(_kinds, dec_hook=sampling.array_from_wire))
+_decoder = cast("msgspec.msgpack.Decoder[Frame]", msgspec.msgpack.Decoder(_kinds, dec_hook=messages.array_from_wire))
 
 
 @dataclass(slots=True, eq=False)

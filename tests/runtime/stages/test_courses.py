@@ -21,8 +21,7 @@ from paceline.errors import EngineError
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.runtime.stages.stage_worker import LastRows
 from paceline.wire.messages import Frame
-from paceline.wire.stages.messages import ROW_FORMATS, PruneRows, RowFormat
-from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted
+from paceline.wire.stages.messages import ROW_FORMATS, PruneRows, RowFormat, SampledRows, SampleRows, Wanted
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, rig

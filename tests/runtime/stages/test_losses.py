@@ -25,8 +25,7 @@ from paceline.runtime.stages.pipeline import FarLogits
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
-from paceline.wire.stages.messages import About, Describe, NeighbourLost, RequestDone, RequestFailed
-from paceline.wire.stages.sampling import BatchDone
+from paceline.wire.stages.messages import About, BatchDone, Describe, NeighbourLost, RequestDone, RequestFailed
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig, standing
 

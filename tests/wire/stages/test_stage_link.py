@@ -31,10 +31,13 @@ from paceline.wire.stages.messages import (
     Kept,
     PruneRows,
     RunBatch,
+    SampledRows,
+    SampleRows,
+    Wanted,
     kept_of,
+    sampled_to_wire,
     without_others,
 )
-from paceline.wire.stages.sampling import SampledRows, SampleRows, Wanted, sampled_to_wire
 from tests.wire.identities import frame_of
 
 WINDOW = 64
