@@ -34,6 +34,8 @@ SENTENCE_END = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  #
 _SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
 _NAMED = re.compile(r"(?:[\w.]{0,60}\[\d{1,6}\]: )?([^:;|]{1,60})(?::[*_]{0,3}\s+|\s[|=]\s)(?=\S)")
+_MINE = re.compile(r"\b(?:I|me|my|myself|mine)\b")
+_YOURS = re.compile(r"your?\b", re.IGNORECASE)  # as letters and bills name what is mine
 _JOINED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[_.]")  # words of a name
 _MONEY = r"costs?|charged?|charges|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill"
 ASKS_MONEY = re.compile(rf"^(?:how\smuch|what)\b.*\b(?:{_MONEY})\b", re.IGNORECASE)
@@ -76,6 +78,7 @@ class _Place(NamedTuple):
     num_named: int  # words of the name, if all are asked for; else 0
     num_shared: int  # words of the question that its sentence has
     is_line: bool  # of a list
+    is_field: bool  # of a record
 
 
 class Places:
@@ -84,6 +87,7 @@ class Places:
     def __init__(self, question: str, document: str) -> None:
         self._document = document
         self._asked = frozenset(map(_stem, words_in(question)))
+        self._is_mine = _MINE.search(question) is not None
         self._is_price = _ASKS_PRICE.search(question) is not None
         self._places = list(self._found())
         self._most = max((place.num_shared for place in self._places), default=0)
@@ -96,12 +100,15 @@ class Places:
             item = _ITEM.match(sentence)
             is_line = self._document[max(0, begin - 1) : begin] in ("", "\n")
             at = begin + (len(item[0]) if item else 0)
-            for part in self._document[at:end].split("; "):
+            parts = self._document[at:end].split("; ")
+            is_record = len(parts) > 1 and all(map(_NAMED.match, parts[:2]))
+            for part in parts:
                 name = named[1] if (named := _NAMED.match(part)) else ""
                 words = frozenset(map(_stem, words_in(_JOINED.sub(" ", name))))
                 num_named = min(len(words), _MOST_WORDS) if words <= self._asked else 0
                 value = at + (named.end() if named else 0)
-                yield _Place(at, value, name, num_named, num_shared, is_line and bool(item or name))
+                shared = num_shared + (self._is_mine and _YOURS.match(name) is not None)
+                yield _Place(at, value, name, num_named, shared, is_line and bool(item or name), is_record)
                 at += len(part) + 2
             begin = end
 
@@ -111,6 +118,8 @@ class Places:
         places = [self._places[max(0, bisect_right(starts, begin) - 1)] for begin, _ in spans]
         named = [place.num_named * (begin >= place.value) for place, (begin, _) in zip(places, spans, strict=True)]
         costs = [_OTHER_NAME * (max(named) - words) for words in named]
+        for at, (place, (begin, _)) in enumerate(zip(places, spans, strict=True)):
+            costs[at] += _OTHER_KIND * (place.is_field and begin < place.value)  # the name is no answer
         if self._most:
             for at, place in enumerate(places):
                 weight = _OTHER_LINE if place.is_line else _OTHER_SENTENCE

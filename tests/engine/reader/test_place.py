@@ -62,6 +62,9 @@ def test_the_reader_takes_the_value_that_is_asked_for(
     [
         ("What is the width of the door?", "Height: 2 m; Width: 1 m", "1 m", "2 m"),
         ("Who has the red key?", "- red key: Ann\n- blue key: Ben", "Ann", "Ben"),
+        ("How much do I pay?", "Sum: 90 EUR\nAid: 50 EUR\nYour part: 40 EUR", "40 EUR", "90 EUR"),
+        ("Where is the rug?", "Room: hall; Rug: red", "hall", "Room"),
+        ("Who has the rug?", "Ann: the rug; the lamp\nBen: a bed", "Ann", "Ben"),
         ("How much was the rug?", "Rug, 2 m, 90 EUR", "90", "2"),
         ("How much was the rug?", "item: rug; unit_price: 90; length: 2", "90", "2"),
     ],

@@ -267,6 +267,20 @@ def test_a_row_of_a_table_has_the_names_of_its_columns_where_they_are_known(pars
     assert parser.parse_bytes("a.html", nested.encode()).text == f"{NAMED}\n\nx\ny"
 
 
+def test_a_table_of_names_and_values_is_read_as_a_form(parser: ParserProcess) -> None:
+    form = "<table><tr><th>Boat<td>Petrel<tr><th>Hull number:<td>HN-7<tr><th>Built<td>1988</table>"
+    assert parser.parse_bytes("a.html", form.encode()).text == "Boat: Petrel\nHull number: HN-7\nBuilt: 1988"
+    fees = "<table><tr><td>Berth<td>Fee<tr><td>North<td>12<tr><td>South<td>15</table>"
+    assert "Berth: North; Fee: 12" in parser.parse_bytes("a.html", fees.encode()).text
+
+
+def test_a_term_of_html_stands_before_what_explains_it(parser: ParserProcess) -> None:
+    terms = "<dl><dt>\n Berth:\n</dt>\n<dd><p>7</p></dd><dt>Depth</dt><dd>2 m</dd><dd>1 m at ebb</dd></dl><p>End.</p>"
+    assert parser.parse_bytes("a.html", terms.encode()).text == "Berth: 7\n\nDepth: 2 m\n1 m at ebb\n\nEnd."
+    row = "<table><tr><td><dl><dt>a</dt><dd>b</dd></dl></td><td>c</td></tr></table>"
+    assert parser.parse_bytes("a.html", row.encode()).text == "a b | c"
+
+
 def test_cells_of_html_that_hold_paragraphs_stay_in_their_row(parser: ParserProcess) -> None:
     table = "<table><tr><td><p>a</p><td><p>b</p><ul><li>c</ul></tr><tr><td> <td></tr><tr><td>d<td>e</table>"
     assert parser.parse_bytes("a.html", table.encode()).text == "a | b c\nd | e"

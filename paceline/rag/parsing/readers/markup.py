@@ -31,7 +31,7 @@ _HIDDEN = frozenset({
     "noscript", "object", "script", "select", "style", "template", "title", "video",
 })  # fmt: skip
 _BLOCKS = frozenset({
-    "address", "article", "aside", "blockquote", "body", "caption", "dd", "details", "dialog", "div", "dl", "dt",
+    "address", "article", "aside", "blockquote", "body", "caption", "details", "dialog", "div", "dl",
     "fieldset", "figcaption", "figure", "footer", "form", "header", "hgroup", "hr", "main", "menu", "nav", "ol", "p",
     "section", "summary", "svg", "table", "tbody", "tfoot", "thead", "ul",
 })  # fmt: skip
@@ -85,10 +85,11 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
     """Append what a tree of HTML elements shows. hiding: selectors of what is not.
 
     Walks without recursion, since the tree may be deep. A row of a table is a line, whatever its cells hold, with the
-    names of its columns where they are known.
+    names of its columns where they are known; so is a term with what explains it.
     """
     verbatim = 0  # depth of `pre`
     row = skipped = None  # the row that is being written as one line; the element that is left out
+    term = 0  # where one begins that is explained
     tables: list[int] = []  # where those begin that are being written; -1: it holds others
     walk = etree.iterwalk(root, events=("start", "end"))
     for event, element in walk:
@@ -106,6 +107,8 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
                 row = element
             if tag == "table":
                 tables.append(out.place)
+            if tag == "dt":
+                term = out.place
             verbatim += tag == "pre"
             _put(element.text, verbatim, out)
             continue
@@ -114,8 +117,10 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
             verbatim -= tag == "pre"
             if row is None:
                 _end(tag, out)
-            elif tag in _BLOCKS:
+            elif tag in _BLOCKS or tag == "dd":
                 out.text(" ")
+            if tag == "dt" and row is None:
+                out.rewrite(term, lambda text: f"{text.rstrip(' :')}:" if text else "")
             if tag == "table":
                 if (place := tables.pop()) >= 0:
                     out.rewrite(place, with_named_cells)
@@ -134,11 +139,19 @@ def _begin(tag: str, element: etree._Element, out: TextBuilder) -> None:
         out.paragraph(_HEADINGS[tag])
     elif tag in _BLOCKS or tag in ("pre", "td", "th"):
         parent = element.getparent()
-        is_item = parent is not None and parent.tag == "li" and element.getprevious() is None
+        is_item = parent is not None and parent.tag in ("li", "dd") and element.getprevious() is None
         if not is_item or (parent is not None and (parent.text or "").strip()):  # an item's mark is written already
             out.paragraph()
     elif tag == "li":
         out.line("- ")
+    elif tag == "dt":
+        out.line()
+    elif tag == "dd":
+        before = element.getprevious()
+        if before is None or before.tag != "dt":
+            out.line()
+        else:
+            out.text(" ")
     elif tag in _LINES:
         out.line()
 
@@ -147,14 +160,14 @@ def _begin_in_row(tag: str, element: etree._Element, out: TextBuilder) -> None:
     if tag in ("td", "th"):
         if element.getprevious() is not None:
             out.text(" | ")
-    elif tag in _BLOCKS or tag in _LINES or tag == "li":
+    elif tag in _BLOCKS or tag in _LINES or tag in ("li", "dt", "dd"):
         out.text(" ")
 
 
 def _end(tag: str, out: TextBuilder) -> None:
     if tag in _HEADINGS or tag in _BLOCKS or tag in ("pre", "td", "th"):
         out.paragraph()
-    elif tag in ("li", "tr", "line"):
+    elif tag in ("li", "tr", "line", "dd"):
         out.line()
 
 

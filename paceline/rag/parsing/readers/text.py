@@ -138,11 +138,26 @@ def named_rows(rows: Iterable[Sequence[str]], *, with_names: bool = False) -> It
 
 def with_named_cells(table: str) -> str:
     """Lines of cells, with the names of the columns in each row but the first, if that has names and all rows have as
-    many cells; so that a row can be read alone."""
+    many cells; so that a row can be read alone. Of a form, the name and the value in each."""
     rows = [re.split(r" ?\| ?", line) for line in table.split("\n")]
+    if len(rows) >= _MIN_ROWS and _is_form(rows):
+        return "\n".join(f"{name.removesuffix(':')}: {value}" for name, value in rows)
     if len(rows) < _MIN_ROWS or len(set(map(len, rows))) != 1 or _header(rows[:_SAMPLE_ROWS]) != 0:
         return table
     return "\n".join(named_rows(rows, with_names=True))
+
+
+def _is_form(rows: list[list[str]]) -> bool:
+    """True of two columns that are names and values: no name is a number, and values are of several kinds."""
+    if not all(len(row) == 2 and all(row) and not _is_number(row[0]) and ": " not in row[0] for row in rows):
+        return False
+    return len({_kind_of_value(value) for _, value in rows[1:]}) > 1
+
+
+def _kind_of_value(value: str) -> str:
+    has_digit = any(map(str.isdigit, value))
+    is_code = any(any(map(str.isdigit, word)) and any(map(str.isalpha, word)) for word in value.split())
+    return "code" if is_code else "number" if has_digit else "words"
 
 
 def _header(sample: list[list[str]]) -> int | None:
