@@ -76,7 +76,7 @@ _HYPHENED = re.compile(r"(?:-\w{1,30}){1,4}")
 _NUMBERED = re.compile(r"(?:-[A-Z0-9]\w{0,30}){1,4}")  # behind a digit: of a part's number, but not of "4-year"
 _LAST_WORD = re.compile(r"[\w-]{0,124}$")
 _NAME_BEGUN = re.compile(r"(?<!\w)[^\W\d_a-z][\w-]{0,124}$")  # not "Anna's"
-_REST_OF_NAME = re.compile(r"(?: [^\W\d_a-z][\w'\u2019-]{1,60}){1,6}")
+_REST_OF_NAME = re.compile(r"(?: (?:& )?[^\W\d_a-z][\w'\u2019-]{1,60}){1,6}")
 _HYPHENED_BEFORE = re.compile(r"(?<!\w)(?:[^\W\d_]{1,30}-){1,4}$")
 _LONGEST_WORD = 124  # characters
 _LONGEST_BELONGING = 24  # characters
@@ -177,6 +177,7 @@ _LONGEST_SPAN = 24  # tokens
 _CANDIDATES = 120  # spans of a window, before their shape counts
 _KEPT = 24  # of them
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
+_LEAD = re.compile(r"^(?:(?:at|by|for|from|in|of|on|to)\s)?(?:(?:the|an?|my|our|his|her)\s)?(?=\w)", re.IGNORECASE)
 _CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a list, and where parts of an answer meet
 
 
@@ -233,16 +234,19 @@ class Pointer:
             start += _STRIDE
         if not spans:
             return SpanReading(0.0, ())
-        odds: dict[str, float] = {}  # text → log of the summed odds of its places against no answer
+        odds: dict[str, float] = {}  # of an answer: log of the summed odds of its texts and places against no answer
+        texts: dict[str, tuple[float, str]] = {}  # the best of its texts, as "the pier" and "at the pier"
         costs = Places(question, document).costs([(span.begin, span.begin + len(span.text)) for span in spans])
         for span, cost in zip(spans, costs, strict=True):
-            odds[span.text] = _log_sum((odds.get(span.text, -math.inf), span.score - cost))
+            said, score = _LEAD.sub("", span.text), span.score - cost
+            odds[said] = _log_sum((odds.get(said, -math.inf), score))
+            texts[said] = max(texts.get(said, (-math.inf, "")), (score, span.text))
         calibration = self._calibration
         sure = calibration.slope * (best + calibration.words * shared_words(question, document) - calibration.middle)
         answered = 1 / (1 + math.exp(-max(-50.0, min(50.0, sure))))
         kept = sorted(odds.items(), key=lambda each: (-each[1], each[0]))[:_KEPT]
         total = _log_sum([score for _, score in kept])
-        return SpanReading(answered, tuple((text, math.exp(score - total)) for text, score in kept))
+        return SpanReading(answered, tuple((texts[said][1], math.exp(score - total)) for said, score in kept))
 
     def _spans(
         self, question: str, head: list[int], ids: list[int], offsets: Sequence[tuple[int, int]], document: str

@@ -93,6 +93,7 @@ def test_a_value_that_is_named_so_is_a_cost() -> None:
     ("document", "part", "whole"),
     [
         ("We meet in the Otter Room at 9.", "Otter", "Otter Room"),
+        ("Painted by Olm & Daughters.", "Olm", "Olm & Daughters"),
         ("It hangs in Anna's Kitchen.", "Anna's", "Anna's"),
         ("part QR71-B5 fits", "QR71", "QR71-B5"),
         ("part 71-5-B fits", "71", "71-5-B"),
@@ -103,6 +104,11 @@ def test_a_value_that_is_named_so_is_a_cost() -> None:
 def test_names_and_numbers_of_parts_are_not_cut_short(document: str, part: str, whole: str) -> None:
     begin = document.index(part)
     assert document[slice(*completed(document, begin, begin + len(part)))] == whole
+
+
+def test_an_answer_is_one_with_an_article_and_without(pointer: Pointer) -> None:
+    (first, share), *rest = pointer.read("Where is the regatta?", "The regatta is on 3 June at the Old Quay.").spans
+    assert share > 0.9 and "Old Quay" in first and "the Old Quay" not in [text for text, _ in rest]
 
 
 def test_of_a_share_the_sum_is_not_asked_for() -> None:
