@@ -17,8 +17,8 @@ from paceline.core.words import folded
 
 _OTHER_NAME = 4.0  # what it takes off a span's log odds, for each word of another value's name that is asked for
 _MOST_WORDS = 2  # of a name
-_OTHER_LINE = 6.0  # that another sentence has all words of the question, and this line of a list none
-_OTHER_SENTENCE = 2.0  # likewise of running text, which goes on with what the sentence before is about
+_OTHER_LINE = 9.0  # that another sentence has all words of the question, and this line of a list none
+_OTHER_SENTENCE = 3.0  # likewise of running text, which goes on with what the sentence before is about
 _OTHER_KIND = 6.0  # that a price is asked for, and another span is one
 
 _WORD = re.compile(r"\w+")
@@ -30,10 +30,13 @@ _COMMON_WORDS = (
     "then so please tell"
 )
 _COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
-SENTENCE_END = re.compile(r"(?<![A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
+SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
 _SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
 _NAMED = re.compile(r"(?:[\w.]{0,60}\[\d{1,6}\]: )?([^:;|]{1,60})(?::[*_]{0,3}\s+|\s[|=]\s)(?=\S)")
+_WHOLE = re.compile(
+    r"(?<=^how\smuch)\sof\s.{1,80}?\s(?=(?:is|are|was|were|do|does|did|will|must|can)\s)", re.IGNORECASE
+)
 _MINE = re.compile(r"\b(?:I|me|my|myself|mine)\b")
 _YOURS = re.compile(r"your?\b", re.IGNORECASE)  # as letters and bills name what is mine
 _JOINED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[_.]")  # words of a name
@@ -86,7 +89,9 @@ class Places:
 
     def __init__(self, question: str, document: str) -> None:
         self._document = document
-        self._asked = frozenset(map(_stem, words_in(question)))
+        asked = _WHOLE.sub(" ", question)  # which is named where the whole is
+        self._is_share = asked != question
+        self._asked = frozenset(map(_stem, words_in(asked)))
         self._is_mine = _MINE.search(question) is not None
         self._is_price = _ASKS_PRICE.search(question) is not None
         self._places = list(self._found())
@@ -122,7 +127,7 @@ class Places:
             costs[at] += _OTHER_KIND * (place.is_field and begin < place.value)  # the name is no answer
         if self._most:
             for at, place in enumerate(places):
-                weight = _OTHER_LINE if place.is_line else _OTHER_SENTENCE
+                weight = _OTHER_LINE if place.is_line or self._is_share else _OTHER_SENTENCE
                 costs[at] += weight * (1 - place.num_shared / self._most)
         if self._is_price:
             prices = [self._is_paid(*span, place.name) for span, place in zip(spans, places, strict=True)]

@@ -31,6 +31,7 @@ Model number: CF-310
 Serial number: 5520-11876-K
 Bought: 4 May 2022
 """
+BRACE = "Dear Ms Lowe, the brace costs 1,400 EUR. Your fund pays 610 EUR, and 790 EUR are to be paid by you."
 BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; the rest is due in May."
 
 
@@ -45,6 +46,8 @@ BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; 
         ("What is the serial number?", "pump.model: P-9\npump.serialNumber: 66-41-R", "66-41-R"),
         ("What is the serial number?", "Model number | P-9\nSerial number | 66-41-R", "66-41-R"),
         ("How much of the cost of the hearing aid does the health plan pay?", BILL, "935 EUR"),
+        ("How much of the brace does the fund pay?", BRACE, "610 EUR"),
+        ("Who gets the desk?", "# Move\n\n- Ada Penn: the desk\n- Rolf Quist: the radio\n- Sam: the bed", "Ada Penn"),
         ("How much is the loft?", "Room: Loft; Beds: 4; Floor: 3; Rate: 77", "77"),
         ("How much is a scooter?", "Vehicle: Scooter; Seats: 2; Fee per day: 31", "31"),
         ("How many weeks is the weaving course?", "Course: Weaving; Places: 11; Weeks: 7; Fee: 60", "7"),
