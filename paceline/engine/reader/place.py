@@ -137,6 +137,7 @@ class Places:
 
     def _is_paid(self, begin: int, end: int, name: str) -> bool:
         """True of a number with a currency, and of one under a name, of its column or property, that tells of money."""
-        if not any(map(str.isdigit, self._document[begin:end])):
+        text = self._document[begin:end]
+        if not any(map(str.isdigit, text)) or len(_PAID.findall(text)) > 1:  # "90 EUR, so 10 EUR" is two
             return False
         return (_PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)) is not None

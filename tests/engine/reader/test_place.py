@@ -69,6 +69,7 @@ def test_the_reader_takes_the_value_that_is_asked_for(
         ("Where is the rug?", "Room: hall; Rug: red", "hall", "Room"),
         ("Who has the rug?", "Ann: the rug; the lamp\nBen: a bed", "Ann", "Ben"),
         ("How much was the rug?", "Rug, 2 m, 90 EUR", "90", "2"),
+        ("How much was the rug?", "It was 90 EUR, and 9 EUR more.", "90 EUR", "90 EUR, and 9 EUR"),
         ("How much was the rug?", "item: rug; unit_price: 90; length: 2", "90", "2"),
     ],
 )
