@@ -6,6 +6,7 @@ machine fails no test.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -52,6 +53,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item, _ in marked]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def authorities_are_read_once() -> Iterator[None]:
+    """TLS of tests' clients: reading the authorities takes longer than most requests, which are of plain HTTP."""
+    from httpx._transports import default
+
+    make = default.create_ssl_context
+
+    @functools.cache
+    def kept(verify: bool, trust_env: bool, *_: str | None) -> object:
+        return make(verify, None, trust_env)
+
+    def made(verify: object = True, cert: object = None, trust_env: bool = True) -> object:
+        if cert is not None or not isinstance(verify, bool):
+            return make(verify, cert, trust_env)  # type: ignore[arg-type]  # as it was called
+        return kept(verify, trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(default, "create_ssl_context", made)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

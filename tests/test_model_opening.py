@@ -1,20 +1,24 @@
-"""Which models are served besides the first, as the settings name them."""
+"""Models of a program: which are opened, which are refused, and their emulated pace."""
 
 from __future__ import annotations
 
 import shutil
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import AsyncEngine, LoadedModel
+from paceline.engine.fake import FakeEngine
 from paceline.errors import ConfigError
+from paceline.hub.cache import find
 from paceline.model_opening import further_models, open_model, opened_model
 from paceline.models import CLOUD, shipped
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory
-from paceline.settings import ServerSettings
+from paceline.settings import AgentSettings, ServerSettings
 from paceline.settings_sources import resolve
 
 
@@ -82,3 +86,50 @@ def test_models_are_named_by_several_flags_by_one_variable_or_by_a_list(
     ):
         with pytest.raises(ConfigError, match=sentence):
             resolve(ServerSettings, flags, {})
+
+
+# ---- names of models that other programs run ------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("llama3.2:1b", "a name of Ollama"),
+        ("library/qwen2.5:0.5b-instruct", "a name of Ollama"),
+        ("model.gguf", "There is no file model.gguf"),
+        ("TheBloke/Llama-2-7B-GGUF", "fetch one of them and give its path"),
+        ("/nowhere", "no model directory"),
+    ],
+)
+def test_a_name_of_another_kind_of_model_is_refused_with_what_to_give(name: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        find(name, download=False)
+
+
+def test_a_damaged_file_in_gguf_is_refused_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="cannot be read as a GGUF file"):
+        find(tmp_path / "tiny.gguf")
+    assert not list(tmp_path.glob("cache/**/*partial"))
+
+
+# ---- models opened from settings ------------------------------------------------------------------------------------
+def test_an_emulated_pace_is_that_of_this_programs_engine() -> None:
+    settings = AgentSettings.model_validate(
+        {"model": "fake", "tuning": {"emulate": "rtt=100ms,forward=60ms,row=0.5ms"}}
+    )
+    engine = open_model(settings, {}).engine
+    begin = time.perf_counter()
+    engine.forward(Batch((Segment(SeqId(1), 0, (1, 2), None, "all"),)))
+    assert time.perf_counter() - begin >= 0.0605
+
+
+@pytest.mark.parametrize("emulate", [None, "rtt=100ms"])
+def test_without_a_pace_the_engine_is_its_own(emulate: str | None) -> None:
+    settings = ServerSettings.model_validate({"model": "fake", "tuning": {"emulate": emulate}})
+    assert isinstance(open_model(settings, {}).engine, FakeEngine)
+
+
+def test_a_pace_that_is_none_is_refused_before_a_model_is_loaded() -> None:
+    settings = ServerSettings.model_validate({"model": "no/such-model", "tuning": {"emulate": "forward=slow"}})
+    with pytest.raises(ConfigError, match="forward=slow"):
+        open_model(settings, {})

@@ -228,14 +228,6 @@ def test_the_other_programs_keys_are_left_to_it(tmp_path: Path) -> None:
     assert set(origins.values()) == {"default"}
 
 
-def test_the_file_in_the_working_directory_is_read_unless_another_is_named(tmp_path: Path) -> None:
-    (tmp_path / "paceline.toml").write_text("port = 1")
-    other = written(tmp_path, "port = 2")
-    assert resolve(ServerSettings, {}, {})[0].port == 1
-    assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": str(other)})[0].port == 2
-    assert resolve(ServerSettings, {}, {"PACELINE_CONFIG": "paceline.toml"}, other)[0].port == 2
-
-
 def test_a_file_of_the_working_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
     file = Path("paceline.toml")
     file.write_text("port = 9")
@@ -332,11 +324,6 @@ def test_a_file_that_was_named_must_exist_and_be_toml(tmp_path: Path) -> None:
             resolve(ServerSettings, {}, {}, tmp_path / "bad.toml")
     with pytest.raises(ConfigError, match=r"must be a table: \[agent\]"):
         resolve(AgentSettings, {}, {}, written(tmp_path, "agent = 1"))
-
-
-def test_an_empty_variable_counts_as_not_set() -> None:
-    settings, origins = resolve(AgentSettings, {}, {"PACELINE_CLOUD": "", "PACELINE_PORT": ""})
-    assert (settings.cloud, origins["cloud"]) == (None, "default")
 
 
 def test_keys_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(tmp_path: Path) -> None:

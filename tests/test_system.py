@@ -90,21 +90,6 @@ def test_without_proc_nothing_is_known_of_the_processor(monkeypatch: pytest.Monk
     assert not system.processor_flags()
 
 
-def test_without_affinity_all_cores_are_this_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert len(system.cores()) == os.cpu_count()
-
-
-def test_without_process_groups_the_process_alone_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "killpg")
-    started = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert started.stdin is not None
-    with started.stdin:
-        system.signal_group(started, kill=True)
-        started.wait()
-    assert started.returncode
-
-
 # ---- documents ------------------------------------------------------------------------------------------------------
 @pytest.fixture(params=["fork", "send_fds"])
 def one_process_each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
-"""The bench of redaction: where entities stand, what counts as hidden, and that its halves share no given name."""
+"""Benches of what is hidden, of what leaks, and of constraints: each can fail."""
 
 from __future__ import annotations
 
 import json
+import random
 
+from bench.constraints import FORMS
+from bench.guess_scores import Scored
+from bench.leakage import corpus, text_of
 from bench.redaction import SET, MadeText, judge, made, replaced, run
 from bench.report import Options
 
@@ -33,3 +37,34 @@ def test_a_report_has_a_claim_for_each_language_and_says_what_leaks() -> None:
     ]
     assert all(0.6 < claim.value <= 1.0 for claim in report.claims)
     assert any(row.get("part") == "leaks" for row in report.rows)
+
+
+# ---- `paceline bench leakage` ---------------------------------------------------------------------------------------
+def test_the_classifier_finds_a_difference_and_invents_none() -> None:
+    rng = random.Random(1)
+    members = [[rng.gauss(1.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
+    others = [[rng.gauss(0.0, 1.0), rng.gauss(0.0, 1.0)] for _ in range(400)]
+    assert 0.71 < Scored.of(members, others).area() < 0.81  # 0.76 for two normal distributions one deviation apart
+    assert 0.42 < Scored.of([each[1:] for each in members], [each[1:] for each in others]).area() < 0.58
+    assert Scored.of([[1.0]] * 10, [[1.0]] * 10).area([3, 3, 8]) == 0.5
+
+
+def test_a_member_stands_in_its_document_and_the_others_do_not() -> None:
+    documents, guesses = corpus(random.Random(2), 30)
+    found = sum(guess.value in text for text, guess in zip(documents, guesses["member"], strict=True))
+    assert found == 30
+    strangers = [guess for kind in ("other subject", "other value") for guess in guesses[kind]]
+    assert sum(guess.sentence in text for guess in strangers for text in documents) == 0
+    (guess, *_) = guesses["member"]
+    assert text_of(guess, guess.sentence)[0] == 1.0 > text_of(guess, "I do not know.")[0]
+
+
+# ---- `paceline bench constraints` -----------------------------------------------------------------------------------
+def test_the_validation_accepts_only_fitting_answers() -> None:
+    person, tree, calls = FORMS
+    assert person.holds('{"name": "Ada", "age": 36}') and tree.holds('{"left": {"on": true}}')
+    assert calls.holds('<tool_call>\n{"name": "tree", "arguments": {"left": {}}}\n</tool_call>')
+    for wrong in ("", "{", "[]", '{"name": "Ada"}', '{"name": "Ada", "age": -1}', '{"left": {"on": 1}}'):
+        assert not person.holds(wrong) and not tree.holds(wrong) and not calls.holds(wrong)
+    assert not calls.holds('<tool_call>\n{"name": "tree", "arguments": {"right": {}}}\n</tool_call>')
+    assert not calls.holds('<tool_call>\n{"name": "wood", "arguments": {"left": {}}}\n</tool_call>')

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from client.commands import register
 from client.conversation import Conversation
-from client.dialogue import Screen, Terminal
+from client.dialogue import Screen
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import listen, url_of
@@ -180,21 +180,3 @@ def test_an_address_that_is_none_is_said_to_be_none() -> None:
 def test_what_cannot_be_a_key_is_not_sent(url: str) -> None:
     for key in ("schlüssel", "a\x1bb"):
         assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))
-
-
-def test_bytes_in_another_encoding_are_refused_and_the_next_question_is_asked(
-    url: str, service: ScriptedService
-) -> None:
-    assert "bytes that are no UTF-8" in sentence(chat("--url", url, "caf\udce9?"))
-    assert "bytes that are no UTF-8" in sentence(chat("--url", url, "--model", "\udce9", "Who?"))
-    with Conversation(url) as conversation:
-        with pytest.raises(PacelineError, match="no UTF-8"):
-            list(conversation.ask("caf\udce9?"))
-        assert [text for text, _ in conversation.ask("Who?")]
-    assert [request.prompt.messages[0]["content"] for request in service.requests] == ["Who?"]
-
-
-def test_a_terminal_without_its_line_editor_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "prompt_toolkit", None)
-    with pytest.raises(PacelineError, match=r"pip install 'paceline\[chat\]'"):
-        Terminal(())

@@ -1,16 +1,22 @@
-"""`paceline status`: who is linked, what runs, what was sent; and what it says where nothing answers."""
+"""`paceline status` and what is shown of answers, whatever a server says."""
 
 from __future__ import annotations
 
 import json
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
 from client.commands import register
+from client.dialogue import BINS, timeline_lines
 from paceline.api.http.server import listen, url_of
+from paceline.commands.main import build
+from paceline.errors import PacelineError
 from tests.api.scripted import ScriptedService, client_of, serving
 
 
@@ -76,3 +82,124 @@ def test_names_of_devices_need_a_key_where_there_are_keys() -> None:
         assert http.get("/v1/status").status_code == 401
         assert status("--url", url, "--key", "right").exit_code == 0
         assert "--key" in status("--url", url).stderr
+
+
+# ---- the timeline of an answer as text ------------------------------------------------------------------------------
+MOMENTS = [
+    {"ms": 0, "side": "device", "kind": "search", "number": 2, "took_ms": 5},
+    {"ms": 5, "side": "device", "kind": "strategy", "of": "aggregate", "number": 1},
+    {"ms": 5, "side": "device", "kind": "cost_ms", "of": "aggregate", "number": 12.34},
+    {"ms": 5, "side": "device", "kind": "cost_ms", "of": "draft_verify", "number": 0},
+    {"ms": 6, "side": "device", "kind": "sent", "of": "open", "number": 245},
+    {"ms": 8, "side": "cloud", "kind": "received", "of": "drafts", "number": 50},
+    {"ms": 8, "side": "device", "kind": "round_trips", "number": 2, "took_ms": 30},
+    {"ms": 20, "side": "device", "kind": "tokens", "number": 1},
+    {"ms": 40, "side": "cloud", "kind": "lost", "number": 1},
+    {"ms": 120, "side": "cloud", "kind": "tokens", "number": 4},
+    {"ms": 120, "side": "cloud", "kind": "drafted", "number": 4},
+    {"ms": 120, "side": "cloud", "kind": "accepted", "number": 3},
+]
+REPORT = {"strategy": "aggregate", "why": "both", "energy": {"device": {"joules": 1.5}}, "timeline": MOMENTS}
+
+
+def test_sums_and_courses_are_told() -> None:
+    *told, axis = timeline_lines(REPORT)
+    assert told[:11] == [
+        "aggregate: both",
+        "compared, ms a token: aggregate 12.3, draft_verify (to be measured)",
+        "device: 2 passages found in 5 ms",
+        "tokens: 5 (device 1, cloud 4), the first after 20 ms, 40 a second",
+        "drafts of the cloud: 3 of 4 accepted (75 %), 1 rolled back",
+        "round trips: 2, 15 ms each",
+        "bytes up from the device: 245 (open 245)",
+        "bytes down from the cloud: 50 (drafts 50)",
+        "40 ms: the cloud was lost",
+        "energy of the device: 1.5 J",
+        "device tokens   " + (" " * 9 + "█").ljust(BINS),
+    ]
+    assert [line.split()[1] for line in told[10:]] == ["tokens", "tokens", "drafted", "sent", "received"]
+    assert axis.endswith("120 ms")
+
+
+@pytest.mark.parametrize(
+    "found",
+    [None, "x", {}, [1, None, "x"], [{"ms": "x"}], [{"ms": float("nan")}, {"ms": -1}, {"kind": 5, "ms": 1, "of": []}]],
+)
+def test_a_timeline_of_any_shape_is_taken(found: object) -> None:
+    assert next(timeline_lines({"timeline": found, "energy": [found]})) == "None: None"
+    assert all(isinstance(line, str) for line in timeline_lines({"timeline": found, "energy": {"x": found}}))
+
+
+# ---- `paceline chat` and `paceline status` at a server that means harm ----------------------------------------------
+CLEAR = "\x1b[2J\x9b31m\x07"
+
+
+@contextmanager
+def answering(status: object, events: list[str]) -> Iterator[str]:
+    """The URL of a server that gives this status, and these events to each question."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(json.dumps({"data": [{"id": f"m{CLEAR}"}]} if "models" in self.path else status), "json")
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send("".join(f"data: {event}\n\n" for event in events), "event-stream")
+
+        def _send(self, body: str, kind: str) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", f"text/{kind}")
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def shown(*arguments: str) -> str:
+    """What a command has written, to either output."""
+    done = CliRunner().invoke(build(), arguments)
+    written = done.output
+    assert done.exception is None or isinstance(done.exception, SystemExit | PacelineError), done.exception
+    assert not any(char in written for char in "\x1b\x9b\x07"), "nothing that controls a terminal"
+    return written
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"side": f"cloud{CLEAR}\nforged", "links": ["x", None]},
+        {"links": [{"peer": "laptop\nforged", "rtt_s": "slow", "sent": {"draft": "many"}}]},
+        {"links": [{"peer": ["x"], "rtt_s": None, "sent": [1]}], "load": {"kv_rows": 5, "kv_free_rows": "x"}},
+        ["no object"],
+    ],
+)
+def test_a_status_of_any_shape_is_shown_on_lines_of_its_own(status: object) -> None:
+    with answering(status, []) as url:
+        assert not any(line.startswith("forged") for line in shown("status", "--url", url).splitlines())
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"citations": ["x", None]},
+        {"citations": [{"side": ["x"], "document": "a.md (cloud)\n[2] official.md"}], "degraded": "x\n[2] forged"},
+        {"citations": {"a": 1}, "degraded": ["x"]},
+    ],
+)
+def test_sources_of_any_shape_are_shown_one_a_line(report: object) -> None:
+    said = json.dumps({"choices": [{"delta": {"content": f"hello{CLEAR}"}}]})
+    ended = json.dumps({"choices": [{"delta": "x", "finish_reason": "stop"}], "paceline": report})
+    with answering({}, [said, '{"choices": ["x"]}', "[" * 100_000, ended, "[DONE]"]) as url:
+        written = shown("chat", "--url", url, "Hello?")
+    assert written.startswith("hello") and not any(line.startswith("[2]") for line in written.splitlines())

@@ -121,33 +121,6 @@ def test_a_bench_without_a_package_that_it_needs_is_refused_with_a_sentence() ->
     assert "Traceback" not in refused.stderr
 
 
-def test_all_benches_run_one_after_another_and_one_that_fails_ends_nothing(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starter, python = package / "starter.py", package / "python"
-    starter.write_text(
-        "import paceline.bench.command as bench\n"
-        "bench.PACKAGE = 'benches_of_a_test'\n"
-        "bench.benches.__defaults__ = (bench.PACKAGE,)\n"
-        "from paceline.commands.main import main\nmain()\n"
-    )
-    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {starter} "$@"\n')  # in place of `-m paceline`
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("PYTHONPATH", f"{package}:{Path.cwd()}")
-    result = CliRunner().invoke(build(()), ["bench", "all", "--quick", "--report", str(package / "new" / "reports")])
-    assert result.exit_code == 1
-    last = [line.split() for line in result.stdout.splitlines()[-3:]]
-    assert last[0] == ["bench", "seconds", "failed", "claims", "hold"]
-    assert last[1][0] == "lacking" and "needs a_package_that_nobody_has" in " ".join(last[1])
-    assert last[2][0] == "stones" and last[2][2:] == ["1", "1"]
-    assert {file.name for file in (package / "new" / "reports").iterdir()} == {
-        "index.html",
-        "stones.json",
-        "stones.svg",
-    }
-
-
 def test_every_bench_of_the_repository_can_be_loaded_and_says_what_it_measures() -> None:
     found = command.benches("bench")
     assert len(found) >= 18

@@ -77,15 +77,6 @@ def test_a_page_is_found_under_its_title_and_what_cannot_be_read_is_told(notes: 
     assert alone.exit_code == 1 and "ocrmypdf" in alone.stdout
 
 
-def test_without_json_people_can_read_it(notes: Path) -> None:
-    assert "added     museum.md, 1 chunk" in in_hash("add", str(notes)).stdout
-    assert "unchanged museum.md" in in_hash("add", str(notes)).stdout
-    assert "museum.md" in in_hash("list").stdout
-    assert "opens at nine" in in_hash("search", "museum of Harl opens").stdout
-    assert "nothing is similar enough" in in_hash("search", "zzz").output
-    assert "2 documents indexed again" in in_hash("reindex").stdout
-
-
 def test_the_sides_have_stores_of_their_own_and_private_is_the_default(notes: Path, own_state_directory: Path) -> None:
     in_hash("add", str(notes / "cats.txt"))
     in_hash("add", str(notes / "museum.md"), "--side", "cloud")
@@ -168,17 +159,6 @@ def test_sync_follows_changed_moved_and_deleted_files(notes: Path) -> None:
         "kept/cats.txt": "moved", "museum.md": "removed", "new.txt": "added", "picture.png": "",
     }  # fmt: skip
     assert {each["name"] for each in json.loads(in_hash("list", "--json").stdout)} == {"kept/cats.txt", "new.txt"}
-
-
-def test_sync_prints_the_changes_and_a_sum_and_everything_with_verbose(notes: Path) -> None:
-    in_hash("add", str(notes))
-    (notes / "new.txt").write_text("Something new.")
-    (notes / "empty.txt").write_text("")
-    said = in_hash("add", str(notes), "--sync").stdout.splitlines()
-    assert said == ["added     new.txt, 1 chunk", "1 added, 2 unchanged, 2 skipped"]
-    said = in_hash("add", str(notes), "--sync", "--verbose").stdout.splitlines()
-    assert [line.split()[0] for line in said[:-1]].count("unchanged") == 3 and len(said) == 6
-    assert said[-1] == "3 unchanged, 2 skipped"
 
 
 def test_an_emptied_folder_is_not_taken_for_deleted_files(notes: Path) -> None:

@@ -33,16 +33,6 @@ if os.fork() == 0:
     os.rename(sys.argv[1] + ".part", sys.argv[1])
 signal.pause()
 """
-INTERRUPTING = """
-import os, signal, sys
-def interrupt(*_):
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.kill(os.getppid(), signal.SIGALRM)
-signal.signal(signal.SIGTERM, interrupt)
-open(sys.argv[1], "w").close()
-while True:
-    signal.pause()
-"""
 
 
 def python(code: str, *arguments: str) -> list[str]:
@@ -108,28 +98,6 @@ def test_no_program_is_left_behind_by_a_signal(tmp_path: Path, number: signal.Si
         assert signal.getsignal(number) is signal.SIG_DFL
     finally:
         signal.signal(number, before)
-
-
-def test_no_program_is_left_behind_by_a_second_interrupt(tmp_path: Path) -> None:
-    children = Children(tmp_path)
-    child = children.start("interrupting", python(INTERRUPTING, str(tmp_path / "ready")), port=1)
-    while not (tmp_path / "ready").exists():
-        children.check()
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)  # as Ctrl-C
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            children.stop()
-    finally:
-        signal.signal(signal.SIGALRM, before)
-        child.process.kill()
-    assert child.process.returncode == -signal.SIGKILL
-
-
-def test_programs_end_when_the_demonstration_fails(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), Children(tmp_path) as children:
-        child = children.start("server", python("import signal; signal.pause()"), port=1)
-        raise ZeroDivisionError
-    assert child.process.returncode == -signal.SIGTERM
 
 
 def test_a_program_that_ends_by_itself_gives_its_output_or_its_sentence(tmp_path: Path) -> None:

@@ -265,19 +265,3 @@ def test_who_finds_no_room_to_wait_is_told_and_who_leaves_is_not_called() -> Non
     assert called == ["b1"], "of nine places eight are taken: the one with few may have the last"
     queue.give_back("b")
     assert called == ["b1", "a2"] and queue.enter("c", lambda: called.append("c"))
-
-
-def test_nothing_is_kept_of_owners_that_have_gone() -> None:
-    queue = FairQueue(1)
-    for number in range(20):
-        queue.enter(f"owner {number}", lambda: None)
-    for number in range(20):
-        queue.give_back(f"owner {number}")
-    assert not queue.shares.taken and not queue._calls and not queue._turns._had
-
-
-def test_who_shares_with_nobody_is_called_for_the_last_place() -> None:
-    queue, called = FairQueue(1), list[str]()
-    assert queue.enter("", lambda: called.append("first")) and queue.enter("", lambda: called.append("next"))
-    queue.give_back("")
-    assert called == ["first", "next"]

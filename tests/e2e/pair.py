@@ -1,18 +1,21 @@
-"""A linked server and agent as two real processes, each with its own documents."""
+"""A linked server and agent as two real processes, each with its own documents; and a server alone, with commands."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 from openai import OpenAI
 
 from paceline.commands import demo as commands
-from paceline.commands.demo import Children, linked, start_pair
+from paceline.commands.demo import Child, Children, command, free_port, linked, start_pair
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.turnstile import Turnstile, turnstile
 
@@ -87,3 +90,45 @@ def running_pair(
             dialled=dialled,
         )
         yield Pair(children, started, directory, proxies[-1] if proxies else None)
+
+
+class Server:
+    """`paceline serve` with its own documents, and the commands and requests of its users."""
+
+    def __init__(self, children: Children, directory: Path) -> None:
+        self._children = children
+        self.state = directory / "state"
+        self._port = free_port(0)
+        self.child: Child
+        self.start()
+
+    def start(self) -> None:
+        flags = ("--model", "fake", "--port", str(self._port), "--state-dir", str(self.state))
+        self.child = self._children.start("cloud", command("serve", *flags), port=self._port)
+        self._children.wait(lambda reports: all(reports))
+
+    def kill(self) -> None:
+        os.kill(self.child.process.pid, signal.SIGKILL)
+        self.child.process.wait()
+        self._children.members.remove(self.child)
+
+    def run(self, *arguments: str) -> str:
+        return self._children.run(command(*arguments, "--state-dir", str(self.state)))
+
+    def docs(self, *arguments: str) -> str:
+        flags = ("--side", "cloud", "--state-dir", str(self.state), "--embedder", "hash")
+        return self._children.run(command("docs", *arguments, *flags))
+
+    def make_key(self, name: str) -> str:
+        made: str = json.loads(self.run("keys", "create", name, "--json"))["key"]
+        return made
+
+    def call(self, method: str, path: str, key: str | None = None, **more: Any) -> httpx.Response:
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        return httpx.request(method, f"{self.child.url}{path}", headers=headers, timeout=60.0, trust_env=False, **more)
+
+    def upload(self, name: str) -> str:
+        answer = self.call("POST", "/v1/files", files={"file": (name, name * 20)}, data={"purpose": "assistants"})
+        assert answer.status_code == 200, answer.text
+        made: str = answer.json()["id"]
+        return made

@@ -19,7 +19,6 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from paceline.commands.demo import Children, clean_environment, command, free_port
-from tests.e2e.engines import ENGINES, serving
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"
@@ -37,14 +36,10 @@ TOOLS = {
 }
 
 
-@pytest.fixture(scope="module", params=["fake"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """(URL, key) of `paceline serve`, with a key made by command; or of another engine, which wants no key."""
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """(URL, key) of `paceline serve`, with a key made by command."""
     directory = tmp_path_factory.mktemp("server")
-    if request.param in ENGINES:
-        with serving(request.param, directory) as url:
-            yield url, "none"
-        return
     with Children(directory) as children:
         state = ("--state-dir", str(directory / "state"))
         key = json.loads(children.run(command("keys", "create", "clients", "--json", *state)))["key"]
@@ -252,11 +247,7 @@ ASK: dict[str, Callable[[str, str], Said]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("server", "client"),
-    [*(("fake", client) for client in ASK), *((engine, "openai") for engine in ENGINES)],
-    indirect=["server"],
-)
+@pytest.mark.parametrize("client", ASK)
 def test_every_client_gets_what_curl_gets(server: tuple[str, str], measure: Said, client: str) -> None:
     said = ASK[client](*server)
     assert said["whole"] == said["streamed"] == measure["whole"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair
@@ -18,39 +19,6 @@ MAX_TOKENS = 48
 def request(**more: object) -> dict[str, Any]:
     messages = [{"role": "user", "content": QUESTION}]
     return {"model": "fake", "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 1.0, "seed": 11, **more}
-
-
-def streamed(client: OpenAI) -> str:
-    chunks = client.chat.completions.create(**request(), stream=True)
-    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-
-
-def curled(url: str, body: dict[str, Any]) -> list[str]:
-    """The `data:` lines received by `curl -N`."""
-    done = subprocess.run(
-        ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")]
-
-
-@pytest.mark.parametrize("side", SIDES)
-def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: Side) -> None:
-    client = pair.client(side)
-    whole = client.chat.completions.create(**request(), extra_body={"paceline": {"report": True}})
-    assert whole.model_extra is not None and whole.model_extra["paceline"]["strategy"] == "aggregate"
-    assert whole.model_extra["paceline"]["degraded"] is None
-    text = whole.choices[0].message.content
-    assert text
-    assert streamed(client) == text
-    *chunks, done = curled(pair.url(side), request(stream=True))
-    assert done == "[DONE]"
-    pieces = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert "".join(pieces) == text
-    assert whole.usage is not None and whole.usage.completion_tokens <= MAX_TOKENS
 
 
 def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) -> None:
@@ -70,16 +38,15 @@ def test_a_private_document_is_named_at_the_device_and_nowhere_else(pair: Pair) 
 
 
 def test_many_answers_at_once_are_each_their_own(pair: Pair) -> None:
-    """Sixteen sessions over one link: no cross-talk."""
-    from concurrent.futures import ThreadPoolExecutor
+    """Eight sessions over one link: no cross-talk."""
+    client = pair.client("device")
 
     def answer(seed: int) -> str | None:
-        body = request() | {"seed": seed}
-        return pair.client("device").chat.completions.create(**body).choices[0].message.content
+        return client.chat.completions.create(**request(seed=seed)).choices[0].message.content
 
-    alone = [answer(seed) for seed in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        assert list(pool.map(answer, range(16))) == alone
+    alone = [answer(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(answer, range(8))) == alone
 
 
 def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds(pair: Pair) -> None:

@@ -1,20 +1,28 @@
-"""`paceline serve --stages`: real processes, whose texts are the whole model's, also when one of them is killed."""
+"""Stages in processes of their own: their texts, their memory, how they are enrolled, and killed ones."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import re
 import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+from transformers import LlamaConfig
 
-from paceline.commands.demo import Child, Children, command, free_port
+import paceline.models
+from paceline.commands.demo import Child, Children, clean_environment, command, free_port
 from paceline.models import CAUSAL
 from tests.depth import DEPTH
+from tests.engine.checkpoints import save
 
 STAGES = 2
 QUESTIONS = ("What is the capital of France?", "Tell me a story about a dog.", "Who are you?")
@@ -97,35 +105,10 @@ def test_texts_are_those_of_the_whole_model(servers: tuple[Child, Child], strate
         assert text(staged, asked) == text(whole, asked)
 
 
-def test_log_probabilities_and_constraints_come_from_the_last_stage(servers: tuple[Child, Child]) -> None:
-    whole, staged = servers
-    shape = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    schema = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": shape}}
-    for more in ({"logprobs": True, "top_logprobs": 3}, {"response_format": schema}, {"presence_penalty": 1.5}):
-        asked = body(QUESTIONS[0], 1, "autoregressive", **more)
-        found, expected = (
-            httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=300, trust_env=False).json()
-            for server in (staged, whole)
-        )
-        assert found["choices"][0]["message"] == expected["choices"][0]["message"]
-        for one, other in zip(*(_logprobs(each) for each in (found, expected)), strict=True):
-            assert one["token"] == other["token"] and abs(one["logprob"] - other["logprob"]) < 1e-3
-
-
-def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
-    found = answer["choices"][0]["logprobs"]  # type: ignore[index]  # OpenAI's shape
-    return [] if found is None else list(found["content"])
-
-
 KILLS = [(number, strategy) for number in range(STAGES) for strategy in ("autoregressive", "lookup_tree")]
 
 
-@pytest.mark.parametrize(("number", "strategy"), KILLS if DEPTH > 1 else [KILLS[0], KILLS[-1]])
+@pytest.mark.parametrize(("number", "strategy"), KILLS if DEPTH > 1 else KILLS[-1:])
 def test_a_stage_that_is_killed_in_mid_answer_costs_no_token(
     servers: tuple[Child, Child], number: int, strategy: str
 ) -> None:
@@ -155,3 +138,135 @@ def test_no_stage_outlives_its_server(tmp_path: Path) -> None:
         gone, alive = psutil.wait_procs(stages, timeout=60)
         assert gone and not alive
         children.members.remove(server)
+
+
+# ---- `paceline stage` by itself -------------------------------------------------------------------------------------
+DEVICE = Path(paceline.models.__file__).parent / "device"  # of six layers
+MIB = 1 << 20
+START_S = 180
+
+
+@contextmanager
+def stage(
+    *flags: str, log: Path, given: str = "", ends: bool = False
+) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A stage's process and its first two lines: what it holds, its address. ends: its input does, after `given`."""
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            command("stage", *flags),
+            env=clean_environment(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(given)
+        process.stdin.flush()
+        if ends:
+            process.stdin.close()
+        lines = [process.stdout.readline().strip() for _ in range(2)]
+        assert all(lines), log.read_text()
+        yield process, lines
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def resident_mib(lines: list[str]) -> int:
+    found = re.search(r"(\d+) MiB resident", lines[0])
+    assert found is not None
+    return int(found[1])
+
+
+def test_a_stage_has_its_own_layers_in_memory_and_no_others(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=97,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=96,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    directory = save(config, tmp_path / "model")
+    layer_mib = (4 * 768**2 + 3 * 768 * 3072) * 4 / MIB
+    credential = {
+        "name": "s",
+        "seed": base64.b64encode(bytes(32)).decode(),
+        "head_key": base64.b64encode(bytes(32)).decode(),
+    }
+    held = {}
+    for layers in ("0:16", "4:8"):
+        flags = ("--model", str(directory), "--layers", layers, "--kv-mib", "16", "--credential", "-")
+        with stage(*flags, log=tmp_path / "log", given=f"{json.dumps(credential)}\n") as (_, lines):
+            held[layers] = resident_mib(lines)
+    assert held["0:16"] - held["4:8"] > 0.8 * 12 * layer_mib, held
+
+
+def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None:
+    state = tmp_path / "cloud"
+    with Children(tmp_path) as children:
+        port = free_port(0)
+        address = f"http://127.0.0.1:{port}"
+        common = ("--port", str(port), "--state-dir", str(state), "--embedder", "hash")
+        children.start("plain", command("serve", "--model", "fake", *common), port=port)
+        children.wait(lambda bodies: all(body is not None for body in bodies))
+        codes = {
+            name: children.run(command("devices", "add", name, "--role", "stage", "--state-dir", str(state))).strip()
+            for name in ("rack1", "rack2")
+        }
+
+        def flags(name: str, layers: str, listen: str = "127.0.0.1:0") -> tuple[str, ...]:
+            own = ("--state-dir", str(tmp_path / name), "--server", address, "--listen", listen)
+            return ("--model", str(DEVICE), "--layers", layers, "--log-level", "warning", *own)
+
+        with (
+            stage(*flags("rack1", "0:3"), "--code", "-", log=tmp_path / "1", given=codes["rack1"] + "\n") as (_, first),
+            stage(*flags("rack2", "3:6"), "--code", "-", log=tmp_path / "2", given=codes["rack2"] + "\n") as (
+                lost,
+                second,
+            ),
+        ):
+            children.stop()
+            children.members.clear()
+            where = [lines[1].rsplit(" ", 1)[1] for lines in (first, second)]
+            server = children.start(
+                "staged",
+                command("serve", "--model", str(DEVICE), "--stages", ",".join(reversed(where)), *common),
+                port=port,
+            )
+            children.wait(lambda bodies: all(body is not None for body in bodies))
+            expected = _text(address)
+            assert expected
+            os.kill(lost.pid, signal.SIGKILL)
+            lost.wait()
+            answer = _post(address)
+            assert answer.status_code >= 500
+            assert answer.json()["error"]["message"] and server.process.poll() is None
+            again = flags("rack2", "3:6", where[1])
+            with stage(*again, log=tmp_path / "3") as (_, lines):
+                assert lines[1].endswith(where[1])
+                deadline = time.monotonic() + START_S
+                while (answer := _post(address)).status_code != 200:
+                    assert time.monotonic() < deadline, answer.text
+                assert answer.json()["choices"][0]["message"]["content"] == expected
+
+
+def _post(address: str) -> httpx.Response:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    asked = {"model": "device", "messages": messages, "max_tokens": 12, "temperature": 0}
+    return httpx.post(f"{address}/v1/chat/completions", json=asked, timeout=120, trust_env=False)
+
+
+def _text(address: str) -> str:
+    answer = _post(address)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])

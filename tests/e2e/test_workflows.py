@@ -140,18 +140,6 @@ def test_a_workflow_of_the_cloud_tells_nothing_of_private_documents(pair: Pair) 
     assert {cited["passage"] for cited in report(answer)["citations"] if cited["side"] == "device"} == {""}
 
 
-def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> None:
-    client = pair.client("device")
-    with client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": QUESTION}],
-        stream=True,
-        extra_body={"paceline": {"workflow": "advanced", "steps": True}},
-    ) as events:
-        next(iter(events))
-    assert "Velda" in ask(client, "advanced").choices[0].message.content
-
-
 def sides(answer: Any) -> set[str]:
     return {cited["side"] for cited in report(answer)["citations"]}
 
@@ -169,24 +157,3 @@ def test_both_sides_and_the_web_are_behind_one_answer(pair: Pair, web: StandIn, 
     assert not any("velda" in query.lower() for query in web.queries)
     stages = {step["stage"] for step in told["steps"]}
     assert stages >= {"plan", "search web", "fetch", "embed page"}
-
-
-def test_a_plain_client_sees_the_answer_alone(pair: Pair) -> None:
-    client = pair.client("device")
-    names = [model.id for model in client.models.list().data]
-    assert f"{names[0]}:research" in names
-    answer = client.chat.completions.create(
-        model=f"{names[0]}:research", messages=[{"role": "user", "content": QUESTION}], max_tokens=64, temperature=0.0
-    )
-    assert "reasoning_content" not in (answer.choices[0].message.model_extra or {})
-    response = client.responses.create(
-        model=f"{names[0]}:research", input=QUESTION, max_output_tokens=64, extra_body={"paceline": {"steps": True}}
-    )
-    assert [item.type for item in response.output] == ["reasoning", "message"]
-
-
-def test_local_only_asks_no_web(pair: Pair, web: StandIn) -> None:
-    web.queries.clear()
-    answer = ask(pair.client("device"), "research", privacy="local-only")
-    assert not web.queries and sides(answer) <= {"device"}
-    assert report(answer)["degraded"] == "workflow_incomplete"

@@ -8,8 +8,6 @@ from paceline.core.batching.segment import Batch, LogitsMode, Segment, SeqId
 from paceline.engine import base
 from paceline.engine.base import Engine, Output, delay_forwards
 from paceline.engine.fake import FakeEngine
-from paceline.errors import EngineError
-from tests.engine.trials import Growing
 
 SEQ = SeqId(1)
 
@@ -56,27 +54,3 @@ def test_a_forward_takes_its_time_and_more_for_every_scored_row(
     engine = delayed(clock, 6.0, 0.5)
     engine.forward(Batch((Segment(SEQ, 0, (1,) * rows, None, logits),)))
     assert clock.slept == [slept] and clock.time == 102.0 + slept
-
-
-def test_rows_of_all_segments_count_and_a_forward_that_is_slow_itself_is_not_delayed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
-    engine = delayed(clock, 1.0, 0.5)
-    pair = [Segment(SeqId(i), 0, (1, 2), (-1, -1), "all") for i in range(2)]
-    engine.forward(Batch(tuple(pair)))
-    engine.forward(Batch((Segment(SEQ, 2, (1,), (0,), ids=(2,)),)))
-    assert clock.slept == [0.5]
-
-
-def test_a_refusal_comes_at_once_and_only_forwards_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    engine = delayed(clock, 6.0)
-    growing = Growing(engine, SEQ)
-    growing.grow([1, 2, 3], [-1, 0, 0])
-    forwards = len(clock.slept)
-    growing.prune([0], [2])
-    growing.truncate(1)
-    with pytest.raises(EngineError):
-        engine.forward(Batch((Segment(SEQ, 5, (1,)),)))
-    assert len(clock.slept) == forwards

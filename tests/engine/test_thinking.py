@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import pytest
@@ -123,23 +122,6 @@ def test_a_budget_of_thinking_ends_with_the_second_mark(kind: str) -> None:
     assert OPEN not in follow(none, [])
     begun = GRAMMARS.mask(Constraint(kind, text, thinking=Thinking(*MARKS, begun=True, budget=0)))  # type: ignore[arg-type]
     assert follow(begun, []) == {CLOSE}
-
-
-def test_marks_may_be_many_tokens() -> None:
-    mask = GrammarCompiler(ByteTokenizer()).mask(
-        Constraint("json_schema", YES, thinking=Thinking(*MARKS, budget=4)),
-    )
-    assert follow(mask, b"") == {*b'"<'}
-    assert follow(mask, b"<thin") == {*b"k"}
-    assert follow(mask, b"<think>abcd") == {*b"<"}
-    assert follow(mask, b"<think>abc</th") == {*b"i"}
-    assert follow(mask, b"<think>abc</think>") == {*b'"\n'}
-
-
-def test_ends_are_counted_over_both_parts() -> None:
-    mask = GRAMMARS.mask(Constraint("json_schema", YES, min_tokens=6, thinking=MAY))
-    assert EOS not in follow(mask, [OPEN, CLOSE]) and mask.complete([*b'"no"'])
-    assert json.loads(YES)["enum"][1] == "no" and follow(mask, [OPEN, CLOSE, *b'"no"']) == {EOS}
 
 
 @pytest.mark.parametrize(

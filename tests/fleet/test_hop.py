@@ -129,26 +129,6 @@ def test_a_stream_is_passed_on_as_it_comes_and_ends_with_its_client(both: tuple[
     assert script.ended.wait(), "the client has left"
 
 
-def test_a_server_that_cannot_be_reached_is_as_no_link(both: tuple[Server, Server], url: str) -> None:
-    a, _ = both
-    with closing(Postgres(url)) as postgres:
-        postgres.join("http://127.0.0.1:9").linked("phone")
-        eventually(lambda: getattr(a.fleet.where("phone"), "url", "") == "http://127.0.0.1:9")
-        answer = request("POST", a.url + "/v1/completions", headers=PHONE, json=BODIES["/v1/completions"])
-        assert (answer.status_code, len(a.service.requests)) == (200, 1)
-
-
-def test_a_moved_device_is_asked_where_it_is(both: tuple[Server, Server]) -> None:
-    a, b = both
-    b.linked.clear()
-    a.link("phone")
-    b.fleet.unlinked("phone")  # told after the other has it
-    eventually(lambda: b.fleet.where("phone") is not None)
-    for server in both:
-        request("POST", server.url + "/v1/completions", headers=PHONE, json=BODIES["/v1/completions"])
-    assert (len(a.service.requests), len(b.service.requests)) == (2, 0)
-
-
 def test_a_response_is_cancelled_and_deleted_at_any_server(both: tuple[Server, Server]) -> None:
     a, b = both
     any_key = {"authorization": "Bearer any"}

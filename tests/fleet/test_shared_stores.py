@@ -21,9 +21,7 @@ from paceline.fleet import Fleet
 from paceline.postgres import Postgres, PostgresConnection
 from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
-from server.devices import Registry
 from server.keys import Keys
-from server.program import common_key
 from server.state import StateTables
 from tests.postgres import RealPostgres
 
@@ -56,22 +54,6 @@ def test_a_key_that_is_revoked_at_one_server_is_refused_at_the_other(servers: Se
         eventually(lambda: keyring.identify(f"Bearer {key}") is not None)
         Keys(first).revoke("notebook")
         eventually(lambda: keyring.identify(f"Bearer {key}") is None)
-
-
-def test_devices_enrol_at_any_server_and_a_name_has_one_code(servers: Servers) -> None:
-    first, second = Registry(servers[0]), Registry(servers[1])
-    first.add("phone")
-    with second.watching() as version:
-        before = version()
-        first.add("phone")
-        eventually(lambda: version() != before)
-    assert [device.name for device in second.devices()] == ["phone"]
-    assert second.revoke("phone") and first.devices() == []
-
-
-def test_all_servers_have_one_key(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    keys = [common_key(tmp_path_factory.mktemp("state"), each) for each in servers]
-    assert keys[0].seed == keys[1].seed
 
 
 def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> None:

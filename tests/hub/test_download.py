@@ -12,7 +12,7 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.hub import download
-from paceline.hub.cache import cached_models, find, remove
+from paceline.hub.cache import find
 from paceline.hub.download import HubName, pull
 from tests.hub.standin import COMMIT, StandInHub, serving
 
@@ -83,23 +83,6 @@ def test_without_a_hub_the_network_is_named(hub: StandInHub, monkeypatch: pytest
     assert not hub.sent
 
 
-def test_a_newer_version_is_fetched_beside_the_older_one(hub: StandInHub) -> None:
-    pull(HubName.parse("house/tiny"))
-    hub.repositories["house/tiny"] = FILES | {"model.safetensors": b"other weights"}
-    pulled = pull(HubName.parse("house/tiny"))
-    assert (pulled.fetched, pulled.size) == (len(b"other weights"), len(b"other weights") + 4)
-
-
-@pytest.mark.usefixtures("hub")
-def test_a_revision_is_removed_alone() -> None:
-    pull(HubName.parse("house/tiny"))
-    with pytest.raises(ConfigError, match="not in the cache"):
-        remove(HubName.parse("house/tiny@v1"))
-    assert cached_models()
-    remove(HubName.parse("house/tiny@0123456"))
-    assert not cached_models()
-
-
 def _first(described: dict[str, Any]) -> dict[str, Any]:
     """config.json as the hub describes it."""
     return described["siblings"][0]
@@ -160,12 +143,6 @@ def test_content_that_is_not_the_models_is_thrown_away(hub: StandInHub, tmp_path
         pull(HubName.parse("house/tiny"))
     assert not list(tmp_path.rglob("*.partial"))
     hub.changed = False
-    assert (pull(HubName.parse("house/tiny")).directory / "model.safetensors").read_bytes() == b"weights"
-
-
-def test_a_server_that_ignores_ranges_sends_all_again(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1)
-    hub.cut_after, hub.cuts, hub.ignores_ranges = 3, 1, True
     assert (pull(HubName.parse("house/tiny")).directory / "model.safetensors").read_bytes() == b"weights"
 
 

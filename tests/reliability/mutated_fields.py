@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import msgspec
@@ -67,6 +68,13 @@ CONSTRAINTS = (
 _encode = msgspec.msgpack.Encoder().encode
 
 
+@cache
+def described_struct(kind: type[msgspec.Struct]) -> schema.StructType:
+    described = schema.type_info(kind)
+    assert isinstance(described, schema.StructType)
+    return described
+
+
 class FieldValues:
     """Draws messages as arrays of their fields. Most can be decoded. Everything random comes from `rng`."""
 
@@ -96,8 +104,7 @@ class FieldValues:
 
     def message(self, kind: type[Frame], aim: Aim) -> list[Any]:
         """The array of a message: its tag and its fields."""
-        described = schema.type_info(kind)
-        assert isinstance(described, schema.StructType)
+        described = described_struct(kind)
         message = [described.tag, *(self._field(field, aim) for field in described.fields)]
         if kind is Drafts:  # as many distributions as nodes, at times
             message[3:] = [message[3], [self._drafts.dist() for _ in range(self._drafts.num_dists(message[3]))]]
@@ -216,7 +223,5 @@ class FieldValues:
             return msgspec.Raw(_encode(rng.choice(REPLACED)))
         name = self._strategy if self._strategy in STRATEGIES and rng.random() < 0.9 else rng.choice([*STRATEGIES])
         kind = STRATEGIES[name].options
-        described = schema.type_info(kind)
-        assert isinstance(described, schema.StructType)
-        drawn = self._part(described, Aim(0))
+        drawn = self._part(described_struct(kind), Aim(0))
         return msgspec.Raw(_encode(kind() if rng.random() < 0.3 else drawn))

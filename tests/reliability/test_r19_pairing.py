@@ -1,5 +1,5 @@
-"""R19: guessed, repeated and raced enrolment codes, a device that is revoked, and clocks that are wrong. Restarts,
-renewal in mid-stream and another server's key: tests/e2e/test_identity.py."""
+"""R19: guessed, repeated and raced enrolment codes, a device that is revoked, and clocks that are wrong. Restarts:
+tests/e2e/test_identity.py; renewal and another server's key: tests/server."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Children
-from tests.e2e.test_commands_beside_a_server import Server
+from tests.e2e.pair import Server
 from tests.postgres import home, rows
 from tests.rag.parsing.made import CONTAINER, archive
 from tests.reliability.conftest import Figure

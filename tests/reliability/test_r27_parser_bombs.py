@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from paceline.commands.demo import Children
-from tests.e2e.test_commands_beside_a_server import Server
+from tests.e2e.pair import Server
 from tests.rag.parsing.test_bombs import BOMBS
 from tests.reliability.conftest import Figure
 

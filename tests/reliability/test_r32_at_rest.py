@@ -18,7 +18,7 @@ import pytest
 
 from paceline.commands.demo import Children, command, free_port
 from paceline.errors import PacelineError
-from tests.e2e.test_commands_beside_a_server import Server
+from tests.e2e.pair import Server
 from tests.postgres import sample, tables
 from tests.rag.store.sealed import MARKS, content, filled, holding
 from tests.reliability.conftest import Figure

@@ -24,7 +24,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Children
-from tests.e2e.test_commands_beside_a_server import Server
+from tests.e2e.pair import Server
 from tests.postgres import RealPostgres, home, on_postgres, sound
 from tests.reliability.conftest import Figure
 

@@ -12,7 +12,6 @@ import pytest
 from paceline.core.sampling.sampler import Constraint
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
-from paceline.engine.grammar import compiler
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
@@ -159,14 +158,3 @@ async def test_hostile_schemas_over_a_real_vocabulary_end_their_own_answers_and_
     assert set(reasons.values()) <= {"refused", "length"}, reasons
     assert reasons["two mebibytes"] == reasons["deep"] == "refused"
     assert reasons["names in alternatives"] == reasons["counted patterns"] == "length", "broken off, or at its limit"
-
-
-def test_finding_out_what_can_be_enforced_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of these parts takes long to be found impossible, and there are many of them."""
-    patterns = [{"type": "string", "pattern": f"[ab]*a[ab]{{{number}}}"} for number in range(1, 9)]
-    tools = [{"name": f"f{number}", "parameters": {"properties": {"a": {"allOf": patterns}}}} for number in range(100)]
-    constraint = Constraint("tools", json.dumps({"tools": tools, "required": True, "parallel": False}))
-    monkeypatch.setattr(compiler, "MAX_COMPILE_S", 0.01)
-    with pytest.raises(RequestError, match="takes too long") as refused:
-        GrammarCompiler(ByteTokenizer()).mask(constraint)
-    assert (refused.value.code, refused.value.param) == ("invalid_json_schema", "tools")

@@ -18,7 +18,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import EVERYBODY, MayAsk
 from paceline.engine.base import LoadedModel, Output
 from paceline.engine.fake import ByteTokenizer, FakeEngine
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import RequestError
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
@@ -170,14 +170,6 @@ async def collect(session: Generation) -> tuple[str, GenerationResult]:
     raise AssertionError("no last event")
 
 
-async def test_both_sides_give_the_same_answer() -> None:
-    async with nodes() as (bench, _):
-        texts = [await collect(await node.prepare(REQUEST)) for node in (bench.cloud, bench.device)]
-        assert texts[0][0] == texts[1][0]
-        assert [done.degraded for _, done in texts] == [None, None]
-        assert texts[0][1].completion_tokens > 0
-
-
 @pytest.mark.parametrize("front", ["device", "cloud"])
 async def test_variables_of_the_chat_template_reach_both_sides(front: Side, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[object] = []
@@ -213,31 +205,6 @@ async def test_a_lost_peer_is_reported_and_joins_again_on_return() -> None:
         done = rest[-1]
         assert isinstance(done, GenerationResult) and done.degraded == "cloud_lost"
         assert done.completion_tokens == 40 or done.reason == "stop"
-
-
-async def test_a_request_may_require_the_peer() -> None:
-    async with nodes(gated=("cloud",)) as (bench, _):
-        session = await bench.device.prepare(changed(REQUEST, on_loss="fail"))
-        events = session.run()
-        bench.engines["cloud"].gate.release()
-        await anext(events)
-        await bench.unlink()
-        with pytest.raises(PacelineError, match="not to go on alone"):
-            async for _ in events:
-                pass
-
-
-async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
-    """`nodes` asserts at the end that neither engine holds a sequence."""
-    async with nodes() as (bench, _):
-        session = await bench.cloud.prepare(REQUEST)
-        events = session.run()
-        await anext(events)
-        await events.aclose()  # type: ignore[attr-defined]  # an async generator
-        assert bench.cloud.num_answers == 0
-        other = await bench.cloud.prepare(REQUEST)  # prepared but never run
-        await other.aclose()
-        assert bench.cloud.num_answers == 0
 
 
 async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> None:

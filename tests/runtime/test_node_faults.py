@@ -14,10 +14,9 @@ from paceline.core.fair import Shares
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, fake_model
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime import admission
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
@@ -171,19 +170,6 @@ async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
         assert done.stats["alone"] <= 20 and done.stats["drafted"] > 10
 
 
-async def test_concurrent_requests_are_admitted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_ANSWERS", 2)
-    async with nodes(linked=False) as (bench, _):
-        give_documents(bench)
-        results = await asyncio.gather(*(bench.cloud.prepare(REQUEST) for _ in range(6)), return_exceptions=True)
-        refused = [result for result in results if isinstance(result, RequestError)]
-        admitted = [result for result in results if not isinstance(result, BaseException)]
-        assert len(admitted) == 2 and [error.status for error in refused] == [429] * 4
-        for session in admitted:
-            await session.aclose()
-        await collect(await bench.cloud.prepare(REQUEST))  # refusals do not count against the limit
-
-
 @pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
 async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joint, "LISTEN_S", 0.01)
@@ -227,15 +213,6 @@ async def test_a_paused_answer_continues_with_the_same_text() -> None:
                 event = await anext(events)
             assert isinstance(event, GenerationResult) and text == expected
             assert event.degraded is None and event.stats["alone"] == 0
-
-
-async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
-    async with nodes() as (bench, _):
-        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
-        await bench.unlink()
-        with pytest.raises(PacelineError, match="has not come back within"):
-            await collect(session)
 
 
 async def test_a_link_that_comes_and_goes_does_not_prolong_a_pause() -> None:

@@ -80,19 +80,3 @@ def test_a_sender_learns_the_rate_from_acknowledged_bytes_though_it_pauses() -> 
     assert link.bandwidth("cloud") is None, "nothing is known of a direction without a limit"
     assert link.airtime["device"] == pytest.approx(12 * 60_000 / rate)
     assert arrivals[0] == pytest.approx(60_000 / rate + 0.005)
-
-
-def test_a_few_bytes_do_not_fill_the_link() -> None:
-    link, _, _ = carried([40] * 50, gap=0.1)
-    assert link.bandwidth("device") is None
-
-
-def test_another_encoding_takes_its_own_time_and_the_sender_counts_its_own_bytes() -> None:
-    clock = VirtualClock()
-    channel = FadingChannel(RadioParameters(1e6), block_s=1e6)
-    link = SimulatedLink(clock, random.Random(0), Network(channels={"device": channel}))
-    arrivals: list[float] = []
-    link.carry("device", 10, lambda: arrivals.append(clock.now), airbytes=50_000.0)
-    while not clock.idle:
-        clock.advance()
-    assert arrivals == [pytest.approx(50_000 / channel.rate(0.0))]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from lab.simulation import Accelerator, Network, SimulatedRequest, Simulation, StepCost
+from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
-from paceline.strategies.base import Effect, Event, Side, Strategy
+from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
-from paceline.strategies.solo import Solo
 from tests.strategies import oracle
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, engines, job
 
@@ -172,26 +171,3 @@ def test_the_seed_decides_everything() -> None:
         return world.run().tokens, world.now, world.messages
 
     assert play(1) == play(1) != play(2)
-
-
-def test_an_answer_that_never_ends_is_reported() -> None:
-    class Mute(Solo):
-        def on(self, event: Event) -> Sequence[Effect]:  # noqa: ARG002  # says nothing to anything
-            return []
-
-    mute = Strategy("mute", Mute, "one side", "front")
-    with pytest.raises(AssertionError, match="has not ended"):
-        Simulation(job(mute, "cloud", SAMPLINGS["greedy"]), engines()).run()
-
-
-def test_hosts_that_share_an_accelerator_take_turns_and_its_steps_add_up() -> None:
-    """Both sides of `draft_verify`; the cloud's steps go behind the device's."""
-    request = job(STRATEGIES["draft_verify"], "cloud", SAMPLINGS["sampled"])
-    shared = Accelerator(last="cloud")
-    cost = {"cloud": StepCost(1.0, 0.125, 0.25), "device": StepCost(0.5)}
-    world = Simulation(request, engines(), forward=cost, accelerators={"cloud": shared, "device": shared})
-    apart = Simulation(request, engines(), forward=cost)
-    assert world.run().tokens == apart.run().tokens
-    assert 0.0 < shared.busy_s <= world.now, "never two steps at once"
-    assert world.now > apart.now, "steps that ran beside each other wait for each other"
-    assert cost["cloud"].seconds(rows=4, sequences=2) == 2.0

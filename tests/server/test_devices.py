@@ -7,9 +7,7 @@ import json
 import re
 import sqlite3
 import stat
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -167,27 +165,6 @@ def test_a_guess_at_an_unknown_code_takes_no_lock(registry: Registry) -> None:
         refused(registry, guess)
 
 
-def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None:
-    code = Registry(tmp_path).add("phone")
-    keys = [PrivateKey.generate() for _ in range(8)]
-    requests = [asked(code, key) for key in keys]
-    start = threading.Barrier(8)
-
-    def attempt(number: int) -> PrivateKey | None:
-        registry = Registry(tmp_path)
-        start.wait()
-        try:
-            registry.enrol(requests[number], SERVER)
-        except RequestError:
-            return None
-        return keys[number]
-
-    with ThreadPoolExecutor(8) as pool:
-        won = [key for key in pool.map(attempt, range(8)) if key is not None]
-    assert len(won) == 1
-    assert Registry(tmp_path).recognise(claim("phone", *won)) == won[0].public_key
-
-
 @pytest.mark.parametrize("part", ["key", "nonce", "code_signature", "key_signature", "code_id"])
 def test_somebody_in_between_can_change_nothing_of_a_request(registry: Registry, part: str) -> None:
     code = registry.add("phone")
@@ -323,12 +300,6 @@ def test_nothing_that_lets_anyone_in_is_in_the_file_and_only_its_owner_reads_it(
     assert key.seed not in content and derived.seed not in content
     assert code.encode() not in content and normalised(code)[4:].encode() not in content
     assert mode(file_of(registry)) == 0o600 and mode(file_of(registry).parent) == 0o700
-
-
-def test_a_state_directory_that_is_a_file_is_a_sentence(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"choose another folder|--state-dir"):
-        Registry(tmp_path / "file")
 
 
 def test_a_change_by_another_process_is_seen(registry: Registry) -> None:

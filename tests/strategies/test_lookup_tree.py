@@ -1,18 +1,29 @@
-"""`lookup_tree`, played by hand: spans of several tokens, where they end, and when a step's lessons are learnt."""
+"""`lookup_tree`: drafts of tables, of texts and of a draft model, and where they do not pay."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lab.baselines.lookup import FixedBudget
 from lab.configs import a_config, changed
-from lab.simulation import Simulation
+from lab.engines import Arbitrary, Noisy
+from lab.simulation import SimulatedRequest, SimulatedSession, Simulation
+from lab.simulation.host import Accelerator
 from paceline.core.drafting.budget import OnlineStats
-from paceline.core.drafting.lookup_table import LookupTable, bigram_key
+from paceline.core.drafting.lookup_table import LookupTable, TextMemory, bigram_key
+from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import Engine
+from paceline.engine.fake import FakeEngine
+from paceline.runtime.lookup_tables import TableStore, read_table
+from paceline.sealing import PLAIN, Seal, StoreSeal
 from paceline.strategies.base import (
     Branch,
     Cancelled,
@@ -22,14 +33,31 @@ from paceline.strategies.base import (
     MachineConfig,
     Retrieved,
     Scored,
+    Side,
     Started,
     Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, engines, found, job, point
+from tests.strategies.cases import (
+    BRANCHES,
+    EOS,
+    MAX_TOKENS,
+    PROMPT,
+    SAMPLINGS,
+    VOCAB,
+    Hand,
+    Manner,
+    engines,
+    found,
+    job,
+    point,
+)
+from tests.strategies.conformance.laws import alone
+from tests.strategies.pipeline.worlds import ALONE
 
 GREEDY = SamplingParams(temperature=0.0)
 CYCLE = (10, 11, 12, 13)
@@ -151,3 +179,215 @@ def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> 
         assert answer.finished is not None
         accepted += answer.finished.stats["accepted"]
     assert accepted > 0  # or nothing has been tried
+
+
+# ---- an owner's earlier answers as drafts ---------------------------------------------------------------------------
+ANSWER = 60
+
+
+def forwards_of_an_answer(table: LookupTable, name: str = "lookup_tree") -> tuple[float, list[int]]:
+    """Of an answer that repeats nothing of itself, on an engine whose rows are free; and its tokens."""
+    sampling = SamplingParams(temperature=1.0, seed=4)
+    request = job(STRATEGIES[name], "cloud", sampling, branches=ALONE, max_tokens=ANSWER, eos_ids=frozenset())
+    config = changed(request.config, table=table, stats=OnlineStats(), needs_dists=False)
+    answer = Simulation(replace(request, config=config), {"cloud": FakeEngine(seed=1, spread=0.9)}).run(checks=False)
+    assert answer.finished is not None
+    return answer.finished.stats["forwards"], answer.tokens
+
+
+@pytest.mark.parametrize("seal", [PLAIN, StoreSeal.new(bytes(32))], ids=["plain", "sealed"])
+def test_an_answer_that_is_given_again_is_drafted_from_the_first_one(tmp_path: Path, seal: Seal) -> None:
+    def store() -> TableStore:
+        return TableStore(tmp_path, "bytes", VOCAB, seal=seal)
+
+    tables = store()
+    before, text = forwards_of_an_answer(tables.table("anna"))
+    assert tables.save() == 1
+    (file,) = tmp_path.glob("owner-*")
+    opened = read_table(file, seal)
+    assert opened is not None and opened[1]["texts"][-1 - ANSWER : -1].tolist() == text
+    assert (opened[1]["texts"].tobytes() in file.read_bytes()) == (seal is PLAIN)
+
+    tables = store()  # another start
+    assert forwards_of_an_answer(tables.table("ben"))[0] == before
+    again, same = forwards_of_an_answer(tables.table("anna"))
+    assert same == text and again < 0.5 * before
+    assert asyncio.run(tables.erase("anna")) and not list(tmp_path.glob("owner-*"))
+    assert tables.table("anna").memories == [] == store().table("anna").memories
+    assert forwards_of_an_answer(tables.table("anna")) == (before, text)
+
+
+def test_a_pipeline_remembers_too_and_a_table_over_another_reads_both() -> None:
+    below = LookupTable(VOCAB)
+    before, _ = forwards_of_an_answer(below, "pipeline")
+    over = LookupTable(VOCAB, base=below)
+    assert forwards_of_an_answer(over, "pipeline")[0] < 0.5 * before
+    assert over.memories == [over.texts, below.texts]
+    over.erase()
+    assert over.memories == [below.texts]
+
+
+def test_what_is_oldest_is_forgotten_and_cursors_begin_anew() -> None:
+    table = LookupTable(VOCAB)
+    table.texts = TextMemory(max_tokens=20)
+    loop = [1, 2, 3, 4, 5, 6, 7, 8]
+    table.texts.add(loop)
+    while table.texts.catch_up(3):
+        pass
+    drafter = NgramDrafter(table, GREEDY)
+    for token in loop[:5]:
+        drafter.observe(token)
+    assert drafter.draft(2, 0).tokens == (6, 7)
+    for start in (100, 120):
+        table.texts.add(range(start, start + 18))
+    assert len(table.texts) == 20 and table.texts.is_behind
+    drafter.observe(6)
+    assert drafter.draft(2, 0).tokens == (), "the former texts are gone"
+    assert table.texts.catch_up(5) and not table.texts.catch_up(100)
+
+
+@pytest.mark.parametrize("texts", [np.array([1.5]), np.array([[1]], np.int32), np.array([VOCAB], np.int32)])
+def test_damaged_texts_are_refused_and_change_nothing(texts: np.ndarray) -> None:
+    table = LookupTable(VOCAB)
+    table.record(3, [5], [0.5])
+    saved = table.arrays()
+    fresh = LookupTable(VOCAB)
+    with pytest.raises(ValueError, match="text"):
+        fresh.load(saved | {"texts": texts})
+    assert len(fresh) == 0 and fresh.memories == []
+
+
+# ---- `lookup_tree` with a draft model -------------------------------------------------------------------------------
+TARGET_S = 0.1
+DRAFTED = 90
+
+
+@cache
+def took(draft_s: float | None, count: int = 1, *, shared: bool = False) -> tuple[float, tuple[tuple[int, ...], ...]]:
+    """Seconds of two turns of so many answers with common tables and statistics, and the texts. draft_s: of the draft
+    model's forward; None: there is none. shared: both models compute on one accelerator."""
+    table, stats = LookupTable(VOCAB), OnlineStats()
+    seconds, texts = 0.0, list[tuple[int, ...]]()
+
+    def request(seed: int) -> SimulatedRequest:
+        sampling = SamplingParams(temperature=1.0, seed=seed)
+        this = job(
+            STRATEGIES["lookup_tree"], "cloud", sampling, branches=ALONE, max_tokens=DRAFTED, eos_ids=frozenset()
+        )
+        return replace(this, config=changed(this.config, table=table, stats=stats, needs_dists=False))
+
+    for turn in range(2):
+        world = Simulation(
+            [request(10 * turn + index) for index in range(count)],
+            {"cloud": FakeEngine(seed=1, spread=0.1)},
+            forward={"cloud": lambda rows: TARGET_S + 0.0003 * rows},
+            drafts={} if draft_s is None else {"cloud": (FakeEngine(seed=2, spread=0.1), draft_s)},
+            accelerators={"cloud": Accelerator()} if shared else None,
+        )
+        world.run(checks=False)
+        seconds += world.now
+        texts += [tuple(answer.tokens) for answer in world.answers]
+    return seconds, tuple(texts)
+
+
+@pytest.mark.parametrize(("count", "shared"), [(1, True), (3, False)])
+def test_a_cheap_model_that_is_often_right_makes_answers_faster(count: int, shared: bool) -> None:
+    plain_s, texts = took(None, count)
+    ours_s, ours = took(0.01, count, shared=shared)
+    assert ours == texts and ours_s < 0.9 * plain_s
+
+
+@pytest.mark.parametrize(("count", "shared"), [(1, False), (3, True)])
+def test_a_model_as_slow_as_the_target_costs_next_to_nothing(count: int, shared: bool) -> None:
+    plain_s, texts = took(None, count)
+    ours_s, ours = took(TARGET_S, count, shared=shared)
+    assert ours == texts and ours_s < 1.07 * plain_s
+
+
+@pytest.mark.parametrize("rescoring", [False, True])
+def test_text_is_the_target_s_for_any_model_and_any_time_it_takes(rescoring: bool) -> None:
+    manner = Manner(rescoring=rescoring)
+    models: list[tuple[Engine, float]] = [
+        (Noisy(engines()["cloud"], 0.3), 0.001),
+        (Arbitrary(FakeEngine(seed=3)), 0.02),
+        (FakeEngine(seed=1, spread=0.3, max_positions=60), 0.003),
+    ]
+    for sampling, model in zip(SAMPLINGS.values(), models, strict=True):
+        request = job(STRATEGIES["lookup_tree"], "cloud", sampling, manner=manner)
+        stats = OnlineStats()
+        for _ in range(3):
+            config = changed(request.config, stats=stats)
+            world = Simulation(replace(request, config=config), engines(), drafts={"cloud": model})
+            assert world.run().tokens == alone("cloud", sampling, manner, MAX_TOKENS)
+
+
+# ---- `lookup_tree` on simulated engines, many answers at once -------------------------------------------------------
+GUARDED = 150
+
+
+def saturated(rows: int) -> float:
+    """Each row takes as long as the first."""
+    return 0.0002 + 0.001 * rows
+
+
+def memory_bound(rows: int) -> float:
+    """Rows are free."""
+    return 0.02 + 1e-6 * rows
+
+
+def played(
+    name: str,
+    engine: Callable[[], Engine],
+    forward: Callable[[int], float],
+    temperature: float,
+    count: int,
+    *,
+    needs_dists: bool = False,
+) -> tuple[float, list[SimulatedSession]]:
+    """Seconds until all answers have ended, on one engine and with common tables and statistics; and the answers."""
+    table, stats = LookupTable(VOCAB), OnlineStats()
+
+    def request(seed: int) -> SimulatedRequest:
+        sampling = SamplingParams(temperature=temperature, seed=seed)
+        this = job(STRATEGIES[name], "cloud", sampling, max_tokens=GUARDED, eos_ids=frozenset())
+        return replace(this, config=changed(this.config, table=table, stats=stats, needs_dists=needs_dists))
+
+    hosts: dict[Side, Engine] = {"cloud": engine()}
+    world = Simulation([request(seed) for seed in range(count)], hosts, forward={"cloud": forward})
+    world.run()
+    return world.now, world.answers
+
+
+@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize("needs_dists", [False, True])
+def test_where_rows_cost_and_drafts_fail_it_takes_as_long_as_plain_decoding(count: int, needs_dists: bool) -> None:
+    def engine() -> Engine:
+        return Arbitrary(FakeEngine(seed=1))
+
+    plain_s, plain = played("autoregressive", engine, saturated, 1.0, count, needs_dists=needs_dists)
+    ours_s, ours = played("lookup_tree", engine, saturated, 1.0, count, needs_dists=needs_dists)
+    assert [answer.tokens for answer in ours] == [answer.tokens for answer in plain]
+    assert ours_s <= 1.03 * plain_s
+
+
+@pytest.mark.parametrize("count", [1, 16])
+def test_where_rows_are_free_and_text_repeats_it_drafts(count: int) -> None:
+    def engine() -> Engine:
+        return FakeEngine(seed=1, order=1)
+
+    plain_s, plain = played("autoregressive", engine, memory_bound, 0.0, count)
+    ours_s, ours = played("lookup_tree", engine, memory_bound, 0.0, count)
+    assert [answer.tokens for answer in ours] == [answer.tokens for answer in plain]
+    assert ours_s < 0.6 * plain_s
+    assert all(answer.finished is not None and answer.finished.stats["accepted"] > 0 for answer in ours)
+
+
+def test_where_rows_cost_and_every_draft_is_accepted_it_is_never_slower() -> None:
+    """A row that yields a token costs as much as a step of its own: nothing to gain, and nothing to lose."""
+
+    def engine() -> Engine:
+        return FakeEngine(seed=1, order=1)
+
+    plain_s, _ = played("autoregressive", engine, saturated, 0.0, 16)
+    ours_s, _ = played("lookup_tree", engine, saturated, 0.0, 16)
+    assert ours_s <= 1.03 * plain_s

@@ -1,16 +1,17 @@
-"""The scheduler against the oracles of specs 8: rules, brute force, a list scheduler, privacy, standing still."""
+"""The scheduler of workflows, turns of owners, and units elsewhere."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-from lab.scheduling import Ablation, GivenProfiles, PaddedProfile
+from lab.scheduling import AblatedScheduler, Ablation, GivenProfiles, PaddedProfile, static_map
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.workflow.flows import FLOWS, JOBS, WorkflowName, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import (
@@ -28,6 +29,7 @@ from paceline.workflow.graph import (
     UnitsBack,
     UnitsLost,
     Unrunnable,
+    WorkflowEffect,
 )
 from paceline.workflow.profiles import Key, OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
@@ -280,22 +282,6 @@ def test_the_workflows_run_private_documents_never_leave_the_device(name: Workfl
         assert units["fetch"] == {"web"}, "requests to the web, of the second look too, hold nothing private"
 
 
-def test_a_stage_that_no_unit_may_run_is_said_once() -> None:
-    scheduler, stage = WorkflowScheduler([unit("far", zone="cloud")], Profiles()), task(private=True)
-    assert scheduler.on(StagesAdded(0.0, [stage])) == [Unrunnable(stage)]
-    assert scheduler.on(UnitsBack(1.0, ["far"])) == []
-
-
-def test_what_has_no_profile_runs_on_the_first_unit_and_is_known_then() -> None:
-    profiles = Profiles()
-    scheduler = WorkflowScheduler([unit("a"), unit("b")], profiles)
-    (launch,) = scheduler.on(StagesAdded(0.0, [task(items=3)]))
-    assert isinstance(launch, Launch) and (launch.unit, launch.count) == ("a", 3)
-    assert scheduler.on(Ended(1.5, launch.id)) == [StagesDone(REQUEST)]
-    learnt = profiles.get("m/run", "a")
-    assert learnt is not None and learnt.seconds(3) == 1.5
-
-
 def test_a_lost_units_launch_is_repeated_elsewhere_and_its_late_end_means_nothing() -> None:
     profiles = GivenProfiles({("m/run", "a"): OperationProfile({4: 1.0}), ("m/run", "b"): OperationProfile({4: 9.0})})
     scheduler = WorkflowScheduler([unit("a"), unit("b")], profiles)
@@ -337,3 +323,151 @@ def test_work_that_nobody_waits_for_is_cancelled() -> None:
     assert scheduler.on(Failed(0.6, launch.id)) == []
     (again,) = scheduler.on(StagesAdded(1.0, [task()]))
     assert isinstance(again, Launch), "the unit is free again"
+
+
+# ---- owners take turns on the units, whatever each of them asks for; alone, criticality decides as before -----------
+PROFILES = GivenProfiles({("m/run", "a"): OperationProfile({1: 1.0})})
+
+
+def many(owner: str, count: int, chain: int = 1) -> list[Stage]:
+    """Chains of stages."""
+    request, found = Request(owner), list[Stage]()
+    for _ in range(count):
+        last: list[Stage] = []
+        for _ in range(chain):
+            last = [task(*last, request=request)]
+            found += last
+    return found
+
+
+def drive(stages: list[Stage], late: list[Stage], until: int) -> list[str]:
+    """Owners of launches on one unit, one second each; `late` come after the first."""
+    machine = WorkflowScheduler([unit("a")], PROFILES)
+    effects, now, owners = machine.on(StagesAdded(0.0, stages)), 0.0, list[str]()
+    while len(owners) < until and (launches := [each for each in effects if isinstance(each, Launch)]):
+        (launch,) = launches
+        owners.append(launch.stage.request.owner)
+        if len(owners) == 1:
+            machine.on(StagesAdded(now, late))
+        now += 1.0
+        effects = machine.on(Ended(now, launch.id))
+    return owners
+
+
+def test_one_owner_s_many_requests_leave_another_every_second_turn() -> None:
+    """The first one's are more critical besides: chains of three."""
+    owners = drive(many("busy", 12, 3), many("calm", 6), until=13)
+    assert Counter(owners[1:]) == {"busy": 6, "calm": 6}
+
+
+def test_who_comes_late_has_saved_nothing_up() -> None:
+    assert Counter(drive(many("early", 8), many("late", 8), until=9)[1:]) == {"early": 4, "late": 4}
+
+
+def test_alone_the_most_critical_goes_first() -> None:
+    machine = WorkflowScheduler([unit("a")], PROFILES)
+    short, (first, *_) = many("one", 1), (chain := many("one", 1, 3))
+    (launch,) = machine.on(StagesAdded(0.0, [*short, *chain]))
+    assert isinstance(launch, Launch) and launch.stage is first
+
+
+# ---- units across a link --------------------------------------------------------------------------------------------
+HERE = unit("here", ["m", "n"])
+AWAY = [replace(unit(f"away {n}", ["m", "n"]), kind="away", zone="cloud", memory="away") for n in range(2)]
+NAMES = [each.name for each in AWAY]
+
+
+def text(**changed: object) -> list[Stage]:
+    """Its prompt, and its tokens."""
+    same = object()
+    read = task(model="m", items=4, operation={"ordered": True}, text=same, **changed)
+    written = {"ordered": True, "open_ended": True, "group": 4}
+    return [read, task(read, model="n", items=8, operation=written, text=same, **changed)]
+
+
+def profile(seconds: float) -> OperationProfile:
+    return OperationProfile({4: seconds})
+
+
+def scheduler(reading: tuple[float, float], writing: tuple[float, float]) -> WorkflowScheduler:
+    """Seconds of four items here and away."""
+    known = {("m/run", "here"): reading[0], ("m/run", "away"): reading[1]}
+    known |= {("n/run", "here"): writing[0], ("n/run", "away"): writing[1]}
+    return WorkflowScheduler([HERE, *AWAY], GivenProfiles({key: profile(seconds) for key, seconds in known.items()}))
+
+
+def launched(effects: Sequence[WorkflowEffect]) -> list[tuple[Stage, str]]:
+    return [(effect.stage, effect.unit) for effect in effects if isinstance(effect, Launch)]
+
+
+def test_a_prompt_is_read_where_the_text_is_written_soonest() -> None:
+    asked = text()
+    assert launched(scheduler((0.1, 0.5), (2.0, 0.2)).on(StagesAdded(0.0, asked))) == [(asked[0], "away 0")]
+    asked = text()
+    assert launched(scheduler((0.5, 0.1), (0.2, 2.0)).on(StagesAdded(0.0, asked))) == [(asked[0], "here")]
+
+
+def test_a_long_way_is_worth_it_for_long_texts_alone() -> None:
+    machine = scheduler((0.1, 0.1), (0.4, 0.1))
+    machine.on(UnitsBack(0.0, NAMES, 2.0, 1e6))
+    first, second = text(), text()
+    assert launched(machine.on(StagesAdded(0.0, first))) == [(first[0], "here")]
+    machine.on(UnitsBack(1.0, NAMES, 0.1, 1e6))
+    assert launched(machine.on(StagesAdded(1.0, second))) == [(second[0], "away 0")]
+
+
+def test_seconds_of_the_way_are_no_part_of_what_a_unit_is_known_to_take() -> None:
+    profiles = Profiles()
+    away = unit("away", ["m"], zone="cloud", memory="away", latency_s=0.5)
+    profiles.learn("m/run", "away", 4, 1.0)
+    machine = WorkflowScheduler([away], profiles)
+    (launch,) = machine.on(StagesAdded(0.0, [task(items=4)]))
+    assert isinstance(launch, Launch)
+    machine.on(Ended(1.5, launch.id))
+    known = profiles.get("m/run", "away")
+    assert known is not None and known.seconds(4) == 1.0
+
+
+def test_a_text_that_is_to_stay_here_stays_and_what_follows_it_need_not() -> None:
+    machine, bound = scheduler((1.0, 0.1), (1.0, 0.1)), text(here=True)
+    assert launched(machine.on(StagesAdded(0.0, bound))) == [(bound[0], "here")]
+    (after,) = (each for each in machine.on(StagesAdded(0.0, [task(items=4)])) if isinstance(each, Launch))
+    assert after.unit.startswith("away")
+
+
+def test_units_that_are_lost_together_leave_nothing_on_each_other() -> None:
+    machine, asked = scheduler((1.0, 0.1), (1.0, 0.1)), text()
+    (first,) = machine.on(StagesAdded(0.0, asked))
+    assert isinstance(first, Launch) and first.unit == "away 0"
+    assert launched(machine.on(UnitsLost(0.05, NAMES))) == [(asked[0], "here")]
+    assert machine.on(Ended(0.1, first.id)) == []
+    machine.on(UnitsBack(0.2, NAMES))
+
+
+def test_a_text_begun_where_all_is_lost_goes_on_here() -> None:
+    machine, asked = scheduler((1.0, 0.1), (1.0, 0.1)), text()
+    (first,) = machine.on(StagesAdded(0.0, asked))
+    assert isinstance(first, Launch)
+    assert launched(machine.on(Ended(0.1, first.id))) == [(asked[1], "away 0")]
+    assert launched(machine.on(UnitsLost(0.2, NAMES))) == [(asked[1], "here")]
+
+
+def test_a_kind_of_unit_that_was_never_used_is_tried_once_at_a_time() -> None:
+    profiles = GivenProfiles({("m/run", "here"): profile(0.1)})
+    machine = WorkflowScheduler([HERE, *AWAY], profiles)
+    stages = [task(items=4) for _ in range(3)]
+    effects = machine.on(StagesAdded(0.0, stages))
+    assert launched(effects) == [(stages[0], "away 0"), (stages[1], "here")]
+    first = effects[0]
+    assert isinstance(first, Launch)
+    assert launched(machine.on(Ended(9.0, first.id))) == []  # it was slow
+    known = profiles.get("m/run", "away")
+    assert known is not None and known.seconds(4) == 9.0
+
+
+def test_a_map_may_name_a_stage_and_the_first_word_of_units() -> None:
+    profiles = GivenProfiles({("m/run", kind): profile(1.0) for kind in ("here", "away")})
+    machine = AblatedScheduler([HERE, *AWAY], profiles, static_map({"asked": "away", "m": "here"}))
+    asked, other = task(items=4), task(items=4)
+    asked.name = "asked"
+    assert launched(machine.on(StagesAdded(0.0, [asked, other]))) == [(asked, "away 0"), (other, "here")]

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.runtime.service import Citation, TextDelta, TokenLogprob
 from tests.api.conftest import BODY
-from tests.api.scripted import Script, ScriptedService, Signal, answering, done, serving
+from tests.api.scripted import Script, ScriptedService, answering, done
 
 CITATION = Citation("device", "Ärzte & notes.md", "", 0.75)
 
@@ -175,20 +175,3 @@ def test_a_piece_without_text_is_no_chunk(http: httpx.Client, service: ScriptedS
     service.script = Script([TextDelta("", 1), TextDelta("a", 1), done("length")])
     chunks = stream(http)
     assert len(chunks) == 3 and chunks[-1]["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_silence_is_filled_with_comments(service: ScriptedService) -> None:
-    more = Signal()
-    service.script = Script([TextDelta("a", 1), more, TextDelta("b", 1), done()])
-    lines: list[str] = []
-    with (
-        serving(service, keep_alive=0.01) as url,
-        httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY | {"stream": True}, timeout=30) as response,
-    ):
-        for line in response.iter_lines():
-            lines.append(line)
-            if line == ": ping":
-                more.set()
-    assert ": ping" in lines and lines[-2] == "data: [DONE]"
-    chunks = [json.loads(data) for data in events("\n".join(lines) + "\n")[:-1]]
-    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "ab"

@@ -17,15 +17,12 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.runtime.node import Node
 from tests.api.chat.test_output import stream, whole
-from tests.api.chat.test_tools import TOOLS, joined, tool
-from tests.api.conftest import BODY
-from tests.api.generation.test_request import fault, schema_format
+from tests.api.chat.test_tools import TOOLS, joined
 from tests.api.scripted import client_of, running
 
 FEW = ("Größe, naïve, façade", "उत्तर बयालीस है", "👩‍👩‍👧‍👦🏳️‍🌈😀")
 GREEDY: dict[str, object] = {"model": "fake", "temperature": 0}
 FROB: dict[str, object] = {"type": "frob"}
-FROBS: dict[str, object] = {"properties": {"a": FROB}}
 
 
 class Reciter(FakeEngine):
@@ -124,42 +121,3 @@ def test_a_model_that_writes_something_else_makes_the_required_call(
         if answer["choices"][0]["finish_reason"] != "length":
             arguments = json.loads(call["function"]["arguments"])
             assert arguments == {} or isinstance(arguments["city"], str)
-
-
-def test_a_schema_that_cannot_be_kept_is_refused_before_the_stream(http: httpx.Client) -> None:
-    for fields in (
-        {"response_format": schema_format(schema=FROB)},
-        {"response_format": schema_format(schema=FROB), "tools": TOOLS},
-        {"tools": [tool("f", FROBS)]},
-        {"functions": [{"name": "f", "parameters": FROBS}]},
-    ):
-        for streamed in (False, True):
-            error = fault(http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"stream": streamed}))
-            assert (error["param"], error["code"]) == (next(iter(fields)), "invalid_json_schema")
-
-
-ODD = {"type": "object", "properties": {"tags": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}}}
-
-
-def test_an_unsupported_keyword_is_accepted_unless_strict(http: httpx.Client) -> None:
-    for strict in (True, False, None):
-        function = {"name": "f", "parameters": ODD, "strict": strict}
-        for fields in (
-            {"response_format": schema_format(schema=ODD, strict=strict)},
-            {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
-        ):
-            answer = http.post("/v1/chat/completions", json=BODY | GREEDY | fields | {"max_tokens": 5})
-            if strict:
-                assert "uniqueItems" in str(fault(answer)["message"])
-            else:
-                assert answer.status_code == 200
-
-
-def test_a_conversation_that_is_too_long_is_refused_as_openai_words_it(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "x" * 5000}]
-    for streamed in (False, True):
-        response = http.post("/v1/chat/completions", json=GREEDY | {"messages": messages, "stream": streamed})
-        assert response.status_code == 400
-        error = response.json()["error"]
-        assert error["code"] == "context_length_exceeded"
-        assert error["message"].startswith("This model's maximum context length is 4096 tokens. However, your messages")

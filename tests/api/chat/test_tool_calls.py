@@ -134,13 +134,6 @@ def test_a_call_that_follows_a_false_mark_is_read() -> None:
     assert parsed(list(text))[:2] == (f"A {OPEN} is no call. Done.", [("f", "{}")])
 
 
-def test_a_backslash_at_a_border_does_not_outlive_its_call() -> None:
-    text = call_text("f", '{"a": "\\"b"}') + call_text("g", '{"c": "}"}')
-    at = text.index("\\") + 1
-    assert parsed([text[:at], text[at:]])[:2] == parsed([text])[:2]
-    assert parsed([text])[1] == [("f", '{"a": "\\"b"}'), ("g", '{"c": "}"}')]
-
-
 def test_arguments_are_returned_as_they_arrive() -> None:
     parser = ToolCallParser()
     assert parser.push('<tool_call>\n{"name": "f", "arguments": {"a": ') == [

@@ -9,8 +9,6 @@ from typing import Any  # parsed JSON
 import httpx
 import openai
 import pytest
-from openai.types.chat import ChatCompletionToolParam
-from pydantic import BaseModel
 
 from paceline.runtime.service import GenerateEvent, GenerateRequest, TextDelta, TokenLogprob
 from tests.api.chat.test_output import stream, whole
@@ -294,15 +292,6 @@ def test_the_reason_is_openais(http: httpx.Client, service: ScriptedService, cho
     assert stream(http, tools=TOOLS, tool_choice=choice)[-1]["choices"][0]["finish_reason"] == reason
 
 
-def test_a_truncated_call_is_returned_as_far_as_it_was_written(http: httpx.Client, service: ScriptedService) -> None:
-    for length in range(0, len(CALLS), 12):
-        service.script = letters(CALLS[:length], reason="length")
-        answer = whole(http, tools=TOOLS)["choices"][0]
-        assert answer["finish_reason"] == "length"
-        assert "<" not in (answer["message"]["content"] or "")
-        assert without_ids(joined(stream(http, tools=TOOLS))) == without_ids(answer["message"])
-
-
 def test_a_stop_string_within_a_call_is_no_call_to_make(http: httpx.Client, service: ScriptedService) -> None:
     service.script = letters(CALLS[: CALLS.index("Rome")])
     assert whole(http, tools=TOOLS)["choices"][0]["finish_reason"] == "stop"
@@ -352,41 +341,6 @@ def test_the_tier_is_returned_if_one_was_requested(http: httpx.Client) -> None:
 
 
 # ---- the official client --------------------------------------------------------------------------------------------
-class Place(BaseModel):
-    city: str
-
-
-def test_the_official_client_streams_tools_and_parses_formats(client: openai.OpenAI, service: ScriptedService) -> None:
-    tools: list[ChatCompletionToolParam] = [
-        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
-        for name in ("weather", "time")
-    ]
-    service.script = letters(CALLS)
-    with client.chat.completions.stream(
-        model="scripted", messages=[{"role": "user", "content": "Hi"}], tools=tools
-    ) as events:
-        final = events.get_final_completion().choices[0]
-    assert final.finish_reason == "tool_calls" and final.message.content == "Let me look."
-    assert [call.function.arguments for call in final.message.tool_calls or ()] == [ROME, "{}"]
-    service.script = letters('{"city": "Rome"}')
-    parsed = client.chat.completions.parse(
-        model="scripted", messages=[{"role": "user", "content": "Hi"}], response_format=Place
-    )
-    assert parsed.choices[0].message.parsed == Place(city="Rome")
-    held = service.requests[-1].output.constraint
-    assert held is not None and held.kind == "json_schema" and json.loads(held.text)["required"] == ["city"]
-
-
-def test_an_agents_turns_go_round(client: openai.OpenAI, service: ScriptedService) -> None:
-    """The server's message is sent back unchanged, with the result of its call."""
-    service.script = letters(CALLS)
-    first = client.chat.completions.create(**BODY, tools=TOOLS).choices[0].message  # type: ignore[call-overload]
-    results = [{"role": "tool", "tool_call_id": call.id, "content": call.function.name} for call in first.tool_calls]
-    messages = [{"role": "user", "content": "Hi"}, first.model_dump(), *results]
-    client.chat.completions.create(**BODY | {"messages": messages}, tools=TOOLS)  # type: ignore[call-overload]
-    _, _, assistant, returned = service.requests[-1].prompt.messages
-    assert assistant["content"] == CALLS
-    assert returned["content"].index("weather") < returned["content"].index("time")
 
 
 def test_a_model_writes_calls_in_its_own_format(

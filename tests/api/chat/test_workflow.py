@@ -40,18 +40,6 @@ def test_a_workflow_is_asked_for_by_field_or_name(
     assert service.requests[-1].sources.workflow == asked
 
 
-def test_responses_run_workflows_too(http: httpx.Client, service: ScriptedService) -> None:
-    body = {"model": f"{MODEL.name}:fast", "input": "Hi"}
-    assert http.post("/v1/responses", json=body).json()["status"] == "completed"
-    assert service.requests[-1].sources.workflow == "fast"
-
-
-def test_a_model_with_a_workflow_can_be_looked_up(http: httpx.Client) -> None:
-    found = http.get(f"/v1/models/{MODEL.name}:research").json()
-    assert found["paceline"]["workflows"] == ["fast", "advanced", "research", "long"]
-    assert http.get(f"/v1/models/{MODEL.name}:slow").status_code == 404
-
-
 def test_the_list_has_a_switch_for_each_workflow_after_the_models(http: httpx.Client, service: ScriptedService) -> None:
     listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
     plain = [model.name for model in service.models()]
@@ -99,12 +87,3 @@ def test_steps_are_reasoning_in_a_stream_and_as_a_whole(http: httpx.Client, serv
     service.script = script()
     message = whole(http, paceline={"workflow": "advanced", "steps": True})["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Hi", LINES)
-
-
-def test_a_report_has_the_steps(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = script()
-    reported = whole(http, paceline={"workflow": "advanced", "report": True})["paceline"]["steps"]
-    assert [(step["stage"], step["state"], step["seconds"]) for step in reported] == [
-        ("rewrite", "done", 0.25),
-        ("search far", "failed", 1.0),
-    ]

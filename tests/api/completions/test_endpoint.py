@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import math
-import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,7 @@ from paceline.errors import EngineError
 from paceline.runtime import admission
 from tests.api.generation.test_request import fault
 from tests.api.real import MAX_POSITIONS, serving_node
-from tests.api.scripted import WAIT, client_of
+from tests.api.scripted import client_of
 
 PROMPT = "Once upon a time, in Käsmu 🚲"
 ROUTE = "/v1/completions"
@@ -76,16 +72,6 @@ def test_streamed_and_whole_are_the_same(client: openai.OpenAI, more: dict[str, 
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_a_stop_string_ends_the_text_before_it_and_never_leaks(client: openai.OpenAI) -> None:
-    text = client.completions.create(**asked(max_tokens=60)).choices[0].text
-    stop = text[20:23]
-    before = text[: text.index(stop)]
-    choice = client.completions.create(**asked(max_tokens=60, stop=stop)).choices[0]
-    assert (choice.text, choice.finish_reason) == (before, "stop")
-    chunks = client.completions.create(**asked(max_tokens=60, stop=[stop], stream=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == before
-
-
 def test_sixteen_prompts_at_once_are_answered_as_each_alone(client: openai.OpenAI) -> None:
     prompts = [f"{PROMPT} number {number}" for number in range(16)]
     fields = asked(prompt=prompts, n=2, temperature=1.0, seed=9)
@@ -98,16 +84,6 @@ def test_sixteen_prompts_at_once_are_answered_as_each_alone(client: openai.OpenA
         texts = [choice.text for choice in together.choices[2 * index : 2 * index + 2]]
         assert [choice.text for choice in alone.choices] == texts
         assert texts[0] != texts[1]
-
-
-def test_every_solo_strategy_continues_a_prompt_with_the_same_text_and_logprobs(client: openai.OpenAI) -> None:
-    fields = asked(prompt="abab" * 20, max_tokens=60, temperature=0.8, seed=2, logprobs=2)
-    answers = []
-    for strategy in ("autoregressive", "lookup_tree"):
-        choice = client.completions.create(**fields, extra_body={"paceline": {"strategy": strategy}}).choices[0]
-        assert choice.logprobs is not None
-        answers.append((choice.text, choice.finish_reason, choice.logprobs.tokens, choice.logprobs.text_offset))
-    assert answers[0] == answers[1]
 
 
 def test_without_a_seed_equal_prompts_are_answered_differently(client: openai.OpenAI) -> None:
@@ -197,49 +173,6 @@ def test_an_answer_that_ends_at_once_still_has_an_entry_for_its_end(client: open
     assert choice.logprobs is not None and choice.logprobs.tokens is not None
     assert choice.logprobs.tokens[-1] == "<|end|>" and len(choice.logprobs.tokens) == 13
     assert choice.logprobs.text_offset is not None and choice.logprobs.text_offset[-1] == 12
-
-
-def test_long_prompts_are_scored_in_parts_and_short_answers_go_on_meanwhile(url: str) -> None:
-    async def both() -> None:
-        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
-            long = "A long way round. " * 50
-            jobs = [client.completions.create(**asked(prompt=[long, long], max_tokens=0, echo=True, logprobs=5))]
-            jobs += [client.completions.create(**asked(prompt=f"{PROMPT} {number}")) for number in range(8)]
-            scored, *written = await asyncio.gather(*jobs)
-            assert all(answer.choices[0].text for answer in written)
-            assert [len(choice.logprobs.tokens) for choice in scored.choices] == [len(long)] * 2
-
-    asyncio.run(both())
-
-
-class BlockedEngine(FakeEngine):
-    """Sets `called` in `forward`, and blocks until `go_on` is set."""
-
-    def __init__(self) -> None:
-        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
-        self.called = threading.Event()
-        self.go_on = threading.Event()
-
-    def forward(self, batch: Batch) -> Output:
-        self.called.set()
-        assert self.go_on.wait(WAIT)
-        return super().forward(batch)
-
-
-@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}])
-def test_a_client_that_leaves_frees_its_prompt_s_rows(tmp_path: Path, more: dict[str, object]) -> None:
-    """`serving_node` asserts that the engine holds no rows."""
-    engine = BlockedEngine()
-    with serving_node(tmp_path, engine) as (url, _):
-        body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body)
-            assert engine.called.wait(WAIT)
-        engine.go_on.set()
-        with client_of(url) as client:
-            assert client.post(ROUTE, json=asked(**more)).status_code == 200
 
 
 class CountingEngine(FakeEngine):
@@ -340,10 +273,3 @@ def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(http: h
         assert f"maximum context length is {MAX_POSITIONS} tokens" in str(refused["message"])
     whole = {"model": "fake", "prompt": "x" * MAX_POSITIONS, "max_tokens": 0} | scored
     assert http.post(ROUTE, json=whole).status_code == 200
-
-
-def test_max_tokens_beyond_the_context_are_clamped(client: openai.OpenAI) -> None:
-    prompt = "x" * (MAX_POSITIONS - 10)
-    answer = client.completions.create(**asked(prompt=prompt, max_tokens=10**6, logit_bias={"256": -100}))
-    assert answer.usage is not None and answer.usage.completion_tokens == 10
-    assert answer.choices[0].finish_reason == "length"

@@ -59,13 +59,6 @@ def test_floats_are_the_default_and_base64_is_little_endian_float32(http: httpx.
     assert set(encoded["usage"]) == {"prompt_tokens", "total_tokens"}
 
 
-def test_as_many_inputs_as_openai_takes(client: openai.OpenAI) -> None:
-    answer = client.embeddings.create(model="hash", input=[f"text {number}" for number in range(MAX_INPUTS)])
-    assert len(answer.data) == MAX_INPUTS
-    last = HashEmbedder().embed([f"text {MAX_INPUTS - 1}"])[0]
-    assert np.array_equal(np.array(answer.data[-1].embedding, dtype=np.float32), last)
-
-
 def test_dimensions_may_only_be_the_models_own(client: openai.OpenAI, http: httpx.Client) -> None:
     assert len(client.embeddings.create(model="hash", input="a", dimensions=256).data[0].embedding) == 256
     refused = fault(http.post(ROUTE, json={"model": "hash", "input": "a", "dimensions": 64}), 400)
@@ -131,15 +124,6 @@ def test_token_ids_are_read_with_openais_vocabulary(tmp_path: Path) -> None:
     assert text_of([0, 1, 2, 3, 4], tokens, "input") == "The tide🚲"
     with pytest.raises(RequestError, match="holds 5, which is no token of cl100k_base"):
         text_of([0, 5], tokens, "input")
-
-
-def test_a_vocabulary_that_is_not_the_known_one_is_not_used(tmp_path: Path) -> None:
-    assert packed(tmp_path, {0: b"The"})
-    (tmp_path / "broken").write_bytes(b"\x1f\x8b no gzip at all")
-    for name in ("small.tiktoken.gz", "none", "broken"):
-        with pytest.raises(RequestError, match="check_embedding_ctx_length=False") as refused:
-            text_of([0], vocabulary(tmp_path / name), "input[3]")
-        assert refused.value.status == 400 and refused.value.param == "input[3]"
 
 
 def test_without_the_vocabulary_the_error_names_the_remedy(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import OpenAI
 
 from paceline.api.generation import attachments
 from paceline.api.http.body import MAX_BODY
 from paceline.rag.parsing import process
 from tests.api.scripted import MODEL, Script, ScriptedService, answering, client_of, serving
 from tests.api.vector_stores.test_files import opened
-from tests.rag.parsing.made import pdf, shown, word_document
+from tests.rag.parsing.made import pdf, shown
 
 TEXT = "The lease ends in May."
 PDF = pdf([shown(TEXT)])
@@ -150,15 +149,6 @@ def test_an_uploaded_file_is_read_by_its_id_and_only_its_keys(
     assert len(service.requests) == 1
 
 
-def test_openais_client_sends_one(url: str, service: ScriptedService) -> None:
-    with OpenAI(base_url=f"{url}/v1", api_key="ann", max_retries=0) as client:
-        given: Any = body("/v1/responses", part_of("/v1/responses", PDF, "lease.pdf"))["input"]
-        first = client.responses.create(model=MODEL.name, input=given)
-        assert TEXT in read(service)
-        client.responses.create(model=MODEL.name, input="And then?", previous_response_id=first.id)
-    assert TEXT in service.requests[-1].prompt.messages[0]["content"], "it stays in the conversation"
-
-
 @pytest.mark.parametrize(
     ("source", "text"),
     [
@@ -237,9 +227,3 @@ def test_a_file_among_the_items_of_a_conversation_is_kept_as_its_text(ann: httpx
     made = ann.post("/v1/conversations", json=asked).json()
     (item,) = ann.get(f"/v1/conversations/{made['id']}/items").json()["data"]
     assert TEXT in item["content"][0]["text"]
-
-
-def test_a_word_file_is_read_by_what_it_holds(ann: httpx.Client, service: ScriptedService) -> None:
-    part = part_of(PATHS[0], word_document(), "rules", "application/octet-stream")
-    assert ann.post(PATHS[0], json=body(PATHS[0], part)).status_code == 200
-    assert "Boats moor on the north side." in read(service)

@@ -4,20 +4,15 @@ that they wait."""
 from __future__ import annotations
 
 import json
-import socket
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from openai import APIConnectionError, APIError, OpenAI
+from openai import APIError, OpenAI
 
 from paceline.api.generation import streaming
-from paceline.errors import PacelineError, RequestError
-from paceline.runtime.service import GenerateEvent
+from paceline.errors import RequestError
 from tests.api.scripted import MODEL, WAIT, Script, ScriptedService, Signal, answering, serving
 
 ASKED = [{"role": "user", "content": "Where?"}]
@@ -42,19 +37,6 @@ def service() -> ScriptedService:
 def url(service: ScriptedService) -> Iterator[str]:
     with serving(service, keep_alive=0.02) as url:
         yield url
-
-
-def held_for_a_while(steps: Sequence[GenerateEvent] = (), refusal: Exception | None = None) -> Script:
-    """A script whose loading ends a few spaces after it has begun."""
-    script = Script(steps, refusal, hold=(held := Signal()))
-
-    def let_go() -> None:
-        assert script.began.wait()
-        time.sleep(0.1)
-        held.set()
-
-    threading.Thread(target=let_go).start()
-    return script
 
 
 def posted(url: str, path: str, open_now: Signal, model: str = LATE) -> tuple[httpx.Response, bytes, bool]:
@@ -102,38 +84,6 @@ def test_what_fails_then_is_said_and_never_ends_as_an_answer_does(
     assert "broken off" in caplog.text and "no memory" in caplog.text and "Traceback" not in caplog.text
 
 
-@pytest.mark.parametrize("error", [PacelineError("The engine is gone."), ValueError("a secret")])
-def test_a_failure_in_the_middle_reveals_what_its_status_would(
-    error: Exception, url: str, service: ScriptedService
-) -> None:
-    more = Signal()
-    service.script = Script([*answering("Here")[:1], more, error])
-    _, body, whole = posted(url, "/v1/chat/completions", more, MODEL.name)
-    assert not whole and b"secret" not in body
-    assert json.loads(body)["error"]["type"] == "server_error"
-
-
-def test_openais_client_asks_again_and_is_told(url: str, service: ScriptedService) -> None:
-    service.script = held_for_a_while(refusal=NO_MEMORY)
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=WAIT) as client:
-        with pytest.raises(APIConnectionError):
-            client.chat.completions.create(model=LATE, messages=ASKED)  # type: ignore[call-overload]  # shorthand
-        service.script = held_for_a_while(answering("Here", "."))
-        answer = client.chat.completions.create(model=LATE, messages=ASKED)  # type: ignore[call-overload]  # likewise
-        assert answer.choices[0].message.content == "Here."
-
-
-def test_http_1_0_is_answered_in_silence(url: str, service: ScriptedService) -> None:
-    service.script = held_for_a_while(refusal=NO_MEMORY)
-    body = json.dumps(BODIES["/v1/messages"] | {"model": LATE}).encode()
-    where = urlsplit(url)
-    head = f"POST /v1/messages HTTP/1.0\r\nHost: {where.netloc}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with socket.create_connection((str(where.hostname), int(where.port or 0)), WAIT) as raw:
-        raw.sendall(head + body)
-        answer = b"".join(iter(lambda: raw.recv(65536), b""))
-    assert answer.partition(b" ")[2].startswith(b"503"), answer
-
-
 SOON = "0.1"  # s
 
 
@@ -176,16 +126,6 @@ def test_where_no_space_has_been_sent_it_is_a_status(service: ScriptedService) -
         response = httpx.post(f"{url}/v1/messages", json=fields, headers={"x-stainless-timeout": SOON}, verify=False)
     assert response.status_code == 408 and response.json()["error"]["type"] == "timeout_error"
     assert response.headers["x-should-retry"] == "false"
-
-
-@pytest.mark.parametrize("surface", ["chat", "responses"])
-def test_the_timeout_of_openais_client_holds(url: str, service: ScriptedService, surface: str) -> None:
-    service.script = Script([*answering("Here")[:1], Signal()])
-    with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=float(SOON)) as client:
-        ask: Any = client.chat.completions.create if surface == "chat" else client.responses.create
-        with pytest.raises(APIConnectionError):
-            ask(model=MODEL.name, **({"messages": ASKED} if surface == "chat" else {"input": "Where?"}))
-    assert service.script.ended.wait()
 
 
 def test_a_stream_goes_on_for_as_long_as_it_takes(url: str, service: ScriptedService) -> None:
@@ -266,18 +206,3 @@ def test_openais_client_reads_such_a_stream_and_its_refusal(url: str, service: S
         held.set()
         with pytest.raises(APIError, match="no memory"):
             list(stream)
-
-
-@pytest.mark.usefixtures("at_once")
-def test_usage_of_completions_counts_each_prompt_once(url: str, service: ScriptedService) -> None:
-    for model in (LATE, MODEL.name):
-        service.script = Script(answering("Here"))
-        body = {
-            "model": model,
-            "prompt": [[1, 2], [3]],
-            "n": 3,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        lines = httpx.post(f"{url}/v1/completions", json=body, timeout=WAIT, verify=False).text.split("\n\n")
-        assert json.loads(lines[-3].removeprefix("data: "))["usage"]["prompt_tokens"] == 2 * 7

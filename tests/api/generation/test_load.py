@@ -13,8 +13,6 @@ from paceline.errors import RequestError
 from paceline.runtime.admission import MAX_ANSWERS
 from tests.api.scripted import WAIT, ScriptedService, serving
 
-STREAMS = 100
-
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

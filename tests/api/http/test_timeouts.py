@@ -75,13 +75,6 @@ def test_a_head_that_comes_byte_by_byte_is_cut_off_be_it_the_first_or_a_later_on
             assert dribble(client)
 
 
-def test_the_rest_of_a_body_after_its_answer_is_cut_off(address: tuple[str, int]) -> None:
-    with socket.create_connection(address, WAIT) as client:
-        client.sendall(b"POST /nothing/here HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n")
-        assert client.recv(65_536).startswith(b"HTTP/1.1 404 ")
-        assert dribble(client)
-
-
 def test_a_slow_answer_is_not_cut_off(address: tuple[str, int], service: ScriptedService) -> None:
     go_on = Signal()
     service.script = Script([go_on, *answering("at last")])
@@ -102,14 +95,6 @@ def test_a_slow_answer_is_not_cut_off(address: tuple[str, int], service: Scripte
             if b"at last" in answer:
                 break
         assert b"at last" in answer
-
-
-def test_an_idle_connection_is_kept_for_the_next_request(address: tuple[str, int]) -> None:
-    with socket.create_connection(address, WAIT) as client:
-        answered(client)
-        with socket.create_connection(address, WAIT) as silent:
-            assert is_closed(silent, WAIT)
-        assert answered(client).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_websocket_has_no_limit_on_the_head(address: tuple[str, int]) -> None:

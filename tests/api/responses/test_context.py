@@ -13,7 +13,7 @@ from paceline.api.responses import begun as responses_context
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation
 from tests.api.responses.test_endpoint import error_of, post
-from tests.api.scripted import WAIT, ScriptedService, Signal, client_of
+from tests.api.scripted import ScriptedService, Signal
 
 LONG = [{"role": "user", "content": str(number)} for number in range(40)]
 
@@ -77,22 +77,6 @@ def test_one_place_at_a_time_is_held_while_a_conversation_is_cut(
     kept = [message["content"] for message in service.requests[-1].prompt.messages]
     assert kept == ["Be brief.", *map(str, range(34, 40))]
     assert (places.held, places.max_held) == (0, 1)
-
-
-def test_a_refusal_while_a_conversation_is_cut_leaves_no_place_taken(http: httpx.Client, places: Places) -> None:
-    for admissions in (1, 2):
-        places.admitted, places.busy_after = 0, admissions
-        assert error_of(post(http, input=LONG, truncation="auto")) == (429, None, "busy")
-        assert places.held == 0
-
-
-def test_leaving_while_a_conversation_is_cut_leaves_no_place_taken(url: str, places: Places) -> None:
-    places.hold = Signal()
-    with client_of(url) as http, pytest.raises(httpx.ReadTimeout):
-        body = {"model": "scripted", "input": LONG, "truncation": "auto"}
-        http.post("/v1/responses", json=body, timeout=httpx.Timeout(WAIT, read=0.2))
-    assert places.waiting.wait() and places.left.wait()
-    assert places.held == 0
 
 
 def test_a_conversation_that_cannot_or_may_not_be_truncated_is_too_long(

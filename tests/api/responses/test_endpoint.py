@@ -13,7 +13,7 @@ from paceline.api.responses.store import EventStore
 from paceline.errors import ConfigError, LinkClosed, RequestError
 from paceline.runtime.service import TextDelta, TokenLogprob
 from tests.api.responses.test_events import CALL
-from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, done, serving
+from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, done
 
 ASK: dict[str, object] = {"model": "scripted", "input": "Hi"}
 TOOL: dict[str, object] = {
@@ -49,25 +49,6 @@ def test_a_response_is_made_kept_listed_and_deleted(client: openai.OpenAI, servi
     assert service.forgotten == [""], "what it taught look-up tables goes too"
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
-
-
-def test_a_stream_is_typed_and_numbered(client: openai.OpenAI) -> None:
-    events = list(client.responses.create(model="scripted", input="Hi", stream=True))
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert events[0].type == "response.created" and events[-1].type == "response.completed"
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "Hello there."
-    last = events[-1]
-    assert last.type == "response.completed" and client.responses.retrieve(last.response.id) == last.response
-
-
-def test_a_stream_is_resumed_after_any_of_its_events(client: openai.OpenAI) -> None:
-    everything = list(client.responses.create(model="scripted", input="Hi", stream=True))
-    first = everything[0]
-    assert first.type == "response.created"
-    for after in range(len(everything)):
-        rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=after))
-        assert rest == everything[after + 1 :]
-    assert list(client.responses.retrieve(first.response.id, stream=True)) == everything
 
 
 def test_deltas_name_the_side_that_decided_them_where_a_report_is_asked_for(
@@ -136,14 +117,6 @@ def test_a_conversation_goes_on_but_instructions_do_not(client: openai.OpenAI, s
     assert (gone.value.param, gone.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
-def test_output_items_may_be_sent_back(client: openai.OpenAI, service: ScriptedService) -> None:
-    first = client.responses.create(model="scripted", input="One?")
-    given = [{"role": "user", "content": "One?"}, *(item.model_dump() for item in first.output)]
-    given += [{"type": "reasoning", "id": "rs_1", "summary": []}, {"role": "user", "content": "Two?"}]
-    client.responses.create(model="scripted", input=given)  # type: ignore[arg-type]  # as clients do
-    assert [m["content"] for m in service.requests[-1].prompt.messages] == ["One?", "Hello there.", "Two?"]
-
-
 def test_a_background_response_runs_without_its_client_and_can_be_cancelled(
     client: openai.OpenAI, service: ScriptedService
 ) -> None:
@@ -183,19 +156,6 @@ def test_leaving_a_stream_in_the_foreground_cancels_it(client: openai.OpenAI, se
     assert client.responses.retrieve(first.response.id).status == "cancelled"
 
 
-def test_leaving_a_stream_in_the_background_changes_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
-    go = Signal()
-    service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
-    stream = client.responses.create(model="scripted", input="Hi", stream=True, background=True)
-    first = next(iter(stream))
-    assert first.type == "response.created"
-    stream.close()
-    go.set()
-    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=0))
-    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
-    assert client.responses.retrieve(first.response.id).output_text == "Hello there."
-
-
 def test_leaving_while_a_whole_answer_is_written_ends_it(url: str, service: ScriptedService) -> None:
     script = service.script = Script([TextDelta("Hello", 1), Signal()])
     with client_of(url) as http, pytest.raises(httpx.ReadTimeout):
@@ -218,21 +178,6 @@ def test_a_response_that_is_not_stored_is_not_found_afterwards(http: httpx.Clien
     assert error_of(http.get(f"/v1/responses/{made['id']}"))[0] == 404
     streamed = post(http, store=False, stream=True).text
     assert "event: response.completed" in streamed and "[DONE]" not in streamed
-
-
-def test_a_response_belongs_to_the_key_that_made_it() -> None:
-    with (
-        serving(ScriptedService(), {"mine": None, "theirs": None}) as url,
-        client_of(url, "mine") as mine,
-        client_of(url, "theirs") as theirs,
-    ):
-        made = post(mine, background=True).json()["id"]
-        path = f"/v1/responses/{made}"
-        for method, where in (("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")):
-            assert error_of(theirs.request(method, path + where)) == (404, "response_id", None)
-        assert theirs.get(path, params={"stream": "true"}).status_code == 404
-        assert error_of(post(theirs, previous_response_id=made))[1] == "previous_response_id"
-        assert mine.get(path).status_code == 200
 
 
 def test_input_items_come_in_pages(http: httpx.Client) -> None:

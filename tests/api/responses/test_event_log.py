@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.api.http.errors import Failure
 from paceline.api.responses import log as event_writer
 from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
 from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord
 from paceline.core.fair import fair_share
-from paceline.errors import ConfigError, PacelineError, StorageError
+from paceline.errors import ConfigError, PacelineError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
 pytestmark = pytest.mark.anyio
@@ -168,35 +167,6 @@ async def test_the_oldest_are_deleted_when_there_are_too_many_bytes(tmp_path: Pa
     log.close()
 
 
-async def test_shrinking_deletes_many_at_once_and_reads_an_index_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    shrink = EventStore.shrink
-
-    def counted(rows: EventStore, max_bytes: int) -> None:
-        asked.append(max_bytes)
-        shrink(rows, max_bytes)
-
-    monkeypatch.setattr(EventStore, "shrink", counted)
-    log = EventLog(tmp_path, Retention(max_bytes=100_000))
-    for number in range(250):
-        await written(log, f"{number:03}", "x" * 980, created=time.time() - 300 + number)
-    left = [number for number in range(250) if await log.last(f"{number:03}") is not None]
-    assert left == list(range(250 - len(left), 250)) and 90 <= len(left) <= 101
-    assert 10 <= len(asked) <= 20
-    plans: list[str] = []
-    for statement in (
-        "SELECT coalesce(sum(bytes), 0) FROM responses WHERE ended",
-        "SELECT owner, sum(bytes) FROM responses WHERE ended GROUP BY owner",
-        "SELECT id, owner, bytes FROM responses WHERE ended ORDER BY created, id",
-    ):
-        rows = await log.query(lambda s=statement: log._store._connection.execute(f"EXPLAIN QUERY PLAN {s}").fetchall())  # type: ignore[misc]  # bound now
-        plans.append(rows[0][3])
-    assert all("COVERING INDEX responses_ended" in plan for plan in plans), plans
-    log.close()
-
-
 @pytest.mark.parametrize("step", [1, event_writer.SHRINK_STEP])
 async def test_an_owner_below_the_fair_share_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
@@ -220,18 +190,6 @@ async def test_an_owner_below_the_fair_share_loses_nothing(
 def test_fair_share_is_the_highest_cap_that_fits(held: list[int], room: int, cap: int) -> None:
     assert fair_share(held, room) == cap
     assert sum(min(size, cap) for size in held) <= room or sum(held) <= room
-
-
-def test_a_program_that_shares_a_state_directory_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with closing(EventStore(tmp_path)) as first:
-        first.allow_others()
-        assert caplog.messages == []
-        with closing(EventStore(tmp_path)):
-            (told,) = caplog.messages
-        assert f"Another program serves from {tmp_path} too" in told and "--state-dir" in told
-    caplog.clear()
-    with closing(EventStore(tmp_path)):
-        assert caplog.messages == []
 
 
 async def test_old_responses_are_deleted_from_a_busy_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,27 +282,6 @@ async def test_a_second_process_does_not_end_responses_of_the_first(tmp_path: Pa
     third = EventLog(tmp_path)
     assert [row.type for row in await third.all("a")] == ["response.created", "response.failed"]
     third.close()
-
-
-async def test_what_cannot_be_ended_is_left_to_others(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = Failure(500, "It cannot be continued.", "server_error")
-    live = log.begin(record("resp_1"), stored=True)
-    log.append_nowait(live, [("response.created", b'{"response":{"output":[]}}')])
-    await log.wait_begun(live)
-    with monkeypatch.context() as away:
-
-        def read(*_: object) -> list[EventRow]:
-            raise StorageError("It cannot be reached.", away=True)
-
-        away.setattr(log._store, "read", read)
-        assert await log.fail(live, failure) is None
-    assert log.running("resp_1") is None and live.lost and isinstance(live.failure, event_writer.TakenOver)
-    again = log.begin(record("resp_2"), stored=True)
-    log.append_nowait(again, [("response.created", b'{"response":{"output":[]}}')])
-    await log.wait_begun(again)
-    ended = await log.fail(again, failure)
-    assert ended is not None and ended["status"] == "failed"
-    await log.wait_committed(again)
 
 
 async def test_a_row_that_is_appended_as_the_log_closes_is_written_and_a_later_one_fails(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from paceline.api.responses.log import EventLog, Retention
-from paceline.api.responses.store import EventStore, ResponseRecord
+from paceline.api.responses.store import EventStore
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
@@ -80,36 +80,6 @@ def test_a_response_that_ends_while_it_is_continued_has_not_failed(
     ending.after = 1
     assert error_of(post(http, previous_response_id=made)) == (400, "previous_response_id", None)
     assert post(http, previous_response_id=made).status_code == 200
-
-
-@pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
-def test_a_response_that_is_deleted_while_it_is_fetched_is_not_found(
-    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str, where: str
-) -> None:
-    made = post(http, background=True).json()["id"]
-    http.get(f"/v1/responses/{made}", params={"stream": "true"})
-    find = EventLog.find
-
-    async def deleted(log: EventLog, response: str, **options: bool) -> ResponseRecord | None:
-        record = await find(log, response, **options)
-        await log.delete(response)
-        return record
-
-    monkeypatch.setattr(EventLog, "find", deleted)
-    assert error_of(http.request(method, f"/v1/responses/{made}{where}")) == (404, "response_id", None)
-
-
-@pytest.mark.parametrize("after", [2**53, 2**63 - 1])
-def test_a_stream_may_begin_beyond_any_end(http: httpx.Client, service: ScriptedService, after: int) -> None:
-    go = Signal()
-    service.script = Script([TextDelta("Hello", 1), go, done()])
-    made = begun(http)
-    query = {"stream": "true", "starting_after": after}
-    with http.stream("GET", f"/v1/responses/{made}", params=query) as stream:
-        assert stream.status_code == 200
-        go.set()
-        assert stream.read() == b""
-    assert http.get(f"/v1/responses/{made}", params=query).content == b""
 
 
 def test_a_response_whose_writing_failed_midway_has_an_end_for_every_reader(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import httpx
 import pytest
 
 from paceline.runtime.service import TextDelta
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, client_of, done, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, serving
 from tests.server.test_programs import ROOT, command
 
 pytestmark = pytest.mark.slow
@@ -85,23 +84,6 @@ def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tm
         assert text == "".join(text for group in groups for text in group)
         whole = http.get(f"/v1/responses/{received[0]['response']['id']}", params={"stream": "true"})
         assert events_in(whole.content) == received
-
-
-def test_many_at_once_do_not_mix(tmp_path: Path) -> None:
-    service = ScriptedService()
-    texts = [f"{number} " for number in range(50)]
-    service.script = Script(answering(*texts))
-    with serving(service, state=tmp_path) as url, client_of(url) as http, ThreadPoolExecutor(16) as threads:
-
-        def ask(number: int) -> list[dict[str, Any]]:
-            fields = {"stream": True, "background": number % 2 == 0, "store": number % 3 > 0 or number % 2 == 0}
-            return events_in(http.post("/v1/responses", json={"model": "scripted", "input": "Hi"} | fields).content)
-
-        answers = list(threads.map(ask, range(48)))
-    assert len({events[0]["response"]["id"] for events in answers}) == len(answers)
-    for events in answers:
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "".join(texts)
 
 
 # ---- real programs --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.errors import LinkClosed, RequestError
 from paceline.runtime.service import Citation, GenerateEvent, TextDelta, WorkflowStep
-from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, done, serving
+from tests.api.scripted import Script, ScriptedService, answering, client_of, done, serving
 
 BODY: dict[str, Any] = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"name": "weather", "description": "of a city", "input_schema": {"type": "object", "properties": {"city": {}}}}
@@ -327,13 +327,6 @@ def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_know(
     assert post(http).json()["error"]["message"] == "prompt is too long: 2 tokens."
 
 
-def test_types_of_errors_follow_the_status(http: httpx.Client, service: ScriptedService) -> None:
-    for status, kind in ((429, "rate_limit_error"), (503, "overloaded_error"), (500, "api_error")):
-        service.script = Script(refusal=RequestError("No.", status=status))
-        response = post(http)
-        assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
-
-
 @pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])
 def test_a_failure_in_mid_stream_is_the_last_event(
     http: httpx.Client, service: ScriptedService, error: Exception
@@ -342,22 +335,6 @@ def test_a_failure_in_mid_stream_is_the_last_event(
     *_, last = events(http)
     assert last["type"] == "error" and last["error"]["type"] in ("overloaded_error", "api_error")
     assert "secret" not in str(last)
-
-
-def test_a_silence_is_filled_with_pings(service: ScriptedService) -> None:
-    held = Signal()
-    service.script = Script([TextDelta("a", 1), held, *answering("b")])
-    lines: list[str] = []
-    with (
-        serving(service, keep_alive=0.01) as url,
-        client_of(url) as http,
-        http.stream("POST", "/v1/messages", json=BODY | {"stream": True}) as response,
-    ):
-        for line in response.iter_lines():
-            lines.append(line)
-            if line == 'data: {"type":"ping"}':
-                held.set()
-    assert "event: ping" in lines and "event: message_stop" in lines
 
 
 def test_a_key_may_come_alone_in_a_header_of_its_own(service: ScriptedService) -> None:

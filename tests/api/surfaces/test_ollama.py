@@ -14,7 +14,7 @@ from paceline.api.http.auth import Keyring, StoredKey
 from paceline.errors import LinkClosed
 from paceline.runtime.service import GenerateEvent, TextDelta, TokenLogprob, WorkflowStep
 from tests.api.real import serving_node
-from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, done, running, serving
+from tests.api.scripted import Script, ScriptedService, answering, client_of, done, running
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -188,23 +188,6 @@ def test_a_failure_in_mid_stream_is_the_last_line(
     service.script = Script([TextDelta("a", 1), error])
     *_, last = lines(chat(http))
     assert set(last) == {"error"} and "secret" not in last["error"]
-
-
-def test_a_silence_is_filled_with_lines_without_text(service: ScriptedService) -> None:
-    held = Signal()
-    service.script = Script([TextDelta("a", 1), held, *answering("b")])
-    body = {"model": "scripted", "messages": HI}
-    texts: list[str] = []
-    with (
-        serving(service, keep_alive=0.01) as url,
-        client_of(url) as http,
-        http.stream("POST", "/api/chat", json=body) as response,
-    ):
-        for line in response.iter_lines():
-            texts.append(json.loads(line)["message"]["content"])
-            if texts[-1] == "":
-                held.set()
-    assert "".join(texts) == "ab" and "" in texts[:-1]
 
 
 @pytest.mark.parametrize(("keep", "reason"), [(None, "load"), ("5m", "load"), (0, "unload"), ("0", "unload")])

@@ -17,7 +17,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.resources import NodeParts, Offer
-from tests.api.scripted import ScriptedService, client_of, running, serving
+from tests.api.scripted import client_of, running
 from tests.api.vector_stores.test_files import BOAT, POLL, client
 
 MODEL = "fake"
@@ -38,11 +38,6 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def ann(url: str) -> Iterator[openai.OpenAI]:
     yield from client(url, "ann")
-
-
-@pytest.fixture
-def bert(url: str) -> Iterator[openai.OpenAI]:
-    yield from client(url, "bert")
 
 
 @pytest.fixture
@@ -103,38 +98,6 @@ def test_a_response_searches_files_and_cites_them(ann: openai.OpenAI, store: tup
     assert len(annotations(filters=year | {"value": 1990})) == 1
     assert annotations(filters=year | {"value": 2000}) == []
     assert annotations(ranking_options={"score_threshold": 0.99}) == []
-
-
-def test_a_store_of_another_key_is_not_there(bert: openai.OpenAI, store: tuple[str, str]) -> None:
-    with pytest.raises(openai.NotFoundError, match="No such vector store"):
-        cited(bert, vector_stores=[store[0]])
-    with pytest.raises(openai.NotFoundError, match="No such vector store"):
-        bert.responses.create(
-            model=MODEL, input=ASK, tools=[{"type": "file_search", "vector_store_ids": ["default", store[0]]}]
-        )
-
-
-def test_a_deleted_file_is_not_read_any_more(ann: openai.OpenAI) -> None:
-    vector_store = ann.vector_stores.create().id
-    file = ann.vector_stores.files.upload_and_poll(
-        vector_store_id=vector_store, file=("boat.txt", BOAT.encode()), poll_interval_ms=POLL
-    )
-    assert len(cited(ann, vector_stores=[vector_store])) == 1
-    ann.files.delete(file.id)
-    assert cited(ann, vector_stores=[vector_store]) == []
-
-
-def test_a_side_without_documents_has_no_stores() -> None:
-    with (
-        serving(ScriptedService()) as url,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
-        pytest.raises(openai.NotFoundError, match="keeps no documents"),
-    ):
-        client.chat.completions.create(
-            model="scripted",
-            messages=[{"role": "user", "content": ASK}],
-            extra_body={"paceline": {"vector_stores": ["vs_1"]}},
-        )
 
 
 # ---- what can be read -----------------------------------------------------------------------------------------------

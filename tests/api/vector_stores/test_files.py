@@ -58,11 +58,6 @@ def ann(library_url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture
-def bert(library_url: str) -> Iterator[openai.OpenAI]:
-    yield from client(library_url, "bert")
-
-
-@pytest.fixture
 def raw(library_url: str) -> Iterator[httpx.Client]:
     with client_of(library_url, "ann") as made:
         yield made
@@ -182,28 +177,6 @@ def test_static_chunking_is_honoured(ann: openai.OpenAI) -> None:
     assert numbers[0] >= 15 > numbers[1] >= 4
 
 
-def test_objects_of_one_key_are_not_found_by_another(ann: openai.OpenAI, bert: openai.OpenAI) -> None:
-    file = ann.files.create(file=("boat.txt", BOAT.encode()), purpose="assistants")
-    store = ann.vector_stores.create(file_ids=[file.id])
-    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
-    assert file.id not in {one.id for one in bert.files.list()}
-    assert store.id not in {one.id for one in bert.vector_stores.list()}
-    own = bert.vector_stores.create()
-    for attempt in (
-        lambda: bert.files.retrieve(file.id),
-        lambda: bert.files.content(file.id),
-        lambda: bert.files.delete(file.id),
-        lambda: bert.vector_stores.retrieve(store.id),
-        lambda: bert.vector_stores.search(store.id, query="boat"),
-        lambda: bert.vector_stores.delete(store.id),
-        lambda: bert.vector_stores.files.create(own.id, file_id=file.id),
-        lambda: bert.vector_stores.create(file_ids=[file.id]),
-    ):
-        with pytest.raises(openai.NotFoundError):
-            attempt()
-    assert len(list(ann.vector_stores.search(store.id, query="boat"))) == 1
-
-
 def test_uploads_at_once_are_all_there_and_whole(raw: httpx.Client) -> None:
     bodies = [bytes([65 + i]) * (200_000 + i) for i in range(12)]
 
@@ -215,20 +188,6 @@ def test_uploads_at_once_are_all_there_and_whole(raw: httpx.Client) -> None:
         ids = list(pool.map(upload, bodies))
     assert len(set(ids)) == 12
     assert [raw.get(f"/v1/files/{file_id}/content").content for file_id in ids] == bodies
-
-
-def test_odd_names_become_harmless(ann: openai.OpenAI) -> None:
-    for name, kept in (
-        ("../../etc/passwd", "passwd"),
-        ("C:\\docs\\plan.md", "plan.md"),
-        ("日本語 ü.txt", "日本語 ü.txt"),
-        ("a" * 400 + ".txt", "a" * 251 + ".txt"),
-        ("..", "file"),
-    ):
-        file = ann.files.create(file=(name, b"x"), purpose="vision")
-        assert file.filename == kept
-        assert ann.files.content(file.id).read() == b"x"
-        ann.files.delete(file.id)
 
 
 def test_empty_and_binary_files_are_kept_as_they_are(ann: openai.OpenAI) -> None:
@@ -252,36 +211,6 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
     assert answer.status_code == 413
     assert raw.post("/v1/files", files={"file": ("x", b"x" * 100_000)}, data={"purpose": "batch"}).status_code == 200
     assert len(raw.get("/v1/files").json()["data"]) == len(before) + 1
-
-
-def test_an_upload_beside_another_is_refused_before_its_body(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_module, "MAX_OWNED_BYTES", 3_000_000)
-    head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="x"\r\n\r\n'
-    form = "content-type: multipart/form-data; boundary=b"
-    refusals: list[bytes] = []
-
-    def arrived() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "files").glob("*.part"))
-
-    def body(address: tuple[str, int]) -> Iterator[bytes]:
-        yield head
-        yield from [b"x" * 100_000] * 20
-        while arrived() < 1_900_000:  # its bytes are where they are to stay, and nowhere else
-            pass
-        with socket.create_connection(address, timeout=WAIT) as other:
-            other.sendall(f"POST /v1/files HTTP/1.1\r\nhost: x\r\n{form}\r\ncontent-length: 2000000\r\n".encode())
-            other.sendall(b"connection: close\r\nauthorization: Bearer ann\r\n\r\n")
-            refusals.append(b"".join(iter(lambda: other.recv(65_536), b"")))  # head and body may come apart
-        yield b"\r\n--b--\r\n"
-
-    for service in opened(tmp_path):
-        with serving(service, KEYS) as url, client_of(url, "ann") as raw:
-            address = urlsplit(url)
-            headers = dict([form.split(": ")])
-            answer = raw.post("/v1/files", headers=headers, content=body((address.hostname or "", address.port or 0)))
-    assert answer.status_code == 400, "it has no purpose"
-    assert b"limit_exceeded" in refusals[0]
-    assert not arrived()
 
 
 def test_an_upload_that_is_cut_off_leaves_nothing(raw: httpx.Client, library_url: str) -> None:

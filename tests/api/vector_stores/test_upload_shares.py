@@ -107,13 +107,3 @@ async def test_a_key_whose_uploads_all_wait_for_the_disk_leaves_threads_to_anoth
         finally:
             released.set()
             await asyncio.gather(*anns)
-
-
-async def test_nothing_is_kept_of_owners_whose_uploads_have_ended_or_were_cancelled(files: Uploads) -> None:
-    _, turns = files
-    waiting = [asyncio.create_task(turns.part(owner)) for owner in (ANN, ANN, BERT)]
-    await asyncio.sleep(0)
-    waiting[0].cancel()
-    await asyncio.gather(*waiting, return_exceptions=True)
-    await asyncio.sleep(0)
-    assert not turns.parts._queue.shares.taken and not turns.parts._queue._calls

@@ -1,7 +1,8 @@
-"""The three aggregators: exact in distribution, equal on both sides, undecided if the head does not suffice."""
+"""Weights of documents, the rules that decide a target, which document decided it, and the side that decides."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.baselines.dragon import token_seconds
 from paceline.core.aggregation.aggregators import (
     LAST_LEVEL,
     Aggregator,
@@ -20,14 +22,146 @@ from paceline.core.aggregation.aggregators import (
     lane_of,
     make_aggregator,
 )
-from paceline.core.aggregation.weights import mix_weighted
+from paceline.core.aggregation.weights import (
+    EVIDENCE_DECAY,
+    EVIDENCE_SCALE,
+    MAX_SURPRISAL,
+    decayed_evidence,
+    deciders,
+    dequantize_score,
+    evidence_head,
+    log_weight,
+    mix,
+    mix_heads,
+    mix_weighted,
+    quantize_score,
+    side_weights,
+)
 from paceline.core.sampling.dist import Dist, quantize
 from paceline.core.sampling.sampler import SamplingParams, filter_top, sample
 from paceline.core.side import SIDES, Side, other
+from paceline.strategies.aggregate.state import DeciderPlacement, lasting_seconds
 from paceline.wire.codec import decode_head, encode_head
 from tests.core.chi_square import assert_drawn_from
 from tests.core.dists import from_logits
 
+LEFT, RIGHT = Dist.dense(np.array([0.8, 0.2])), Dist.dense(np.array([0.4, 0.6]))
+VOCAB = 7
+scores = st.floats(-50, 50)
+rows = st.lists(st.floats(-6, 6), min_size=VOCAB, max_size=VOCAB).map(lambda row: from_logits(np.array(row)))
+documents = st.lists(st.tuples(rows, scores), min_size=1, max_size=5)
+
+
+@given(st.lists(scores, min_size=1, max_size=6))
+def test_log_weight_is_logsumexp_at_any_scale(values: list[float]) -> None:
+    expected = math.log(sum(math.exp(value) for value in values))
+    assert log_weight(values) == pytest.approx(expected, abs=1e-9)
+    assert log_weight([value + 5000 for value in values]) == pytest.approx(expected + 5000)
+
+
+def test_no_document_has_no_weight() -> None:
+    with pytest.raises(ValueError, match="without documents"):
+        log_weight([])
+    assert log_weight([-math.inf, -math.inf]) == -math.inf
+    assert side_weights({}) == {}
+    assert side_weights({"cloud": None, "device": -3.0}) == {"cloud": 0.0, "device": 1.0}
+    assert side_weights({"cloud": None, "device": None}) == {"cloud": 0.5, "device": 0.5}
+
+
+@given(scores, scores)
+def test_two_sides_weigh_by_the_sigmoid_of_their_difference(a: float, b: float) -> None:
+    weights = side_weights({"cloud": a, "device": b})
+    assert weights["cloud"] == pytest.approx(1 / (1 + math.exp(b - a)))
+    assert sum(weights.values()) == pytest.approx(1.0)
+
+
+@given(documents, documents)
+def test_mixing_per_side_and_then_sides_is_one_softmax_over_all_documents(
+    cloud: list[tuple[Dist, float]], device: list[tuple[Dist, float]]
+) -> None:
+    sides = [mix([d for d, _ in side], [r for _, r in side]) for side in (cloud, device)]
+    weights = [log_weight([r for _, r in side]) for side in (cloud, device)]
+    together = mix(sides, weights)
+    every = [*cloud, *device]
+    total = log_weight([r for _, r in every])
+    expected = sum(math.exp(r - total) * d.probs for d, r in every)
+    assert np.allclose(together.probs, expected, atol=1e-12)
+    assert together.tail == 0.0
+
+
+def test_the_vector_of_the_oracles() -> None:
+    mixed = mix([LEFT, RIGHT], [0.3, 0.3])
+    assert mixed.probs == pytest.approx([0.6, 0.4])
+
+
+def test_drafts_with_common_noise_are_accepted_as_often_as_the_oracle_says() -> None:
+    """V=2: each side's draft equals the target in 0.80 of the cases, the optimum; the target follows the mixture."""
+    mixed, steps = mix([LEFT, RIGHT], [0.0, 0.0]), 3000
+    same, drawn = [0, 0], [0, 0]
+    for position in range(steps):
+        params = SamplingParams(seed=9)
+        target = sample(mixed, params, position)
+        drawn[target] += 1
+        for side, dist in enumerate((LEFT, RIGHT)):
+            same[side] += sample(dist, params, position) == target
+    assert_drawn_from(drawn, mixed.probs)
+    for accepted in same:
+        assert_drawn_from([accepted, steps - accepted], [0.8, 0.2])
+
+
+@given(st.lists(st.tuples(rows, st.sets(st.integers(0, VOCAB - 1)), scores), min_size=2, max_size=4))
+def test_sparse_and_dense_mix_over_the_union_of_ids(parts: list[tuple[Dist, set[int], float]]) -> None:
+    dists = [row.kept_at(np.array(sorted(keep), dtype=np.intp)) for row, keep, _ in parts]
+    weights = list(side_weights({str(i): score for i, (_, _, score) in enumerate(parts)}).values())
+    mixed = mix(dists, [score for _, _, score in parts])
+    for token in range(VOCAB):
+        expected = sum(w * d.prob(token) for w, d in zip(weights, dists, strict=True))
+        assert mixed.prob(token) == pytest.approx(expected, abs=1e-12)
+    assert float(mixed.probs.sum()) + mixed.tail == pytest.approx(1.0)
+    assert np.all(np.diff(mixed.ids) > 0)
+
+
+@given(st.lists(st.tuples(rows, scores), min_size=1, max_size=4), st.integers(1, VOCAB))
+def test_a_mixture_s_head_has_its_probabilities(parts: list[tuple[Dist, float]], k: int) -> None:
+    dists, weights = [row for row, _ in parts], [score for _, score in parts]
+    whole, head = mix(dists, weights), mix_heads(dists, weights, k)
+    assert {token for dist in dists for token, _ in dist.top(k)} <= set(head.ids.tolist())
+    for token in head.ids.tolist():
+        assert head.prob(token) == pytest.approx(whole.prob(token), abs=1e-12)
+    assert float(head.probs.sum()) + head.tail == pytest.approx(1.0)
+
+
+@given(st.floats(-40.0, 0.0), st.lists(st.floats(-60.0, 0.0), min_size=1, max_size=30))
+def test_evidence_decays_and_no_token_counts_for_more_than_its_bound(before: float, logs: list[float]) -> None:
+    evidence = before
+    for log in logs:
+        evidence = decayed_evidence(evidence, log)
+    decay = EVIDENCE_DECAY ** len(logs)
+    bounded = [max(log, -MAX_SURPRISAL) for log in reversed(logs)]
+    sums = EVIDENCE_SCALE * sum(EVIDENCE_DECAY**age * log for age, log in enumerate(bounded))
+    assert evidence == pytest.approx(decay * before + sums)
+    assert evidence >= decay * before - EVIDENCE_SCALE * MAX_SURPRISAL / (1 - EVIDENCE_DECAY) - 1e-9
+
+
+def test_the_head_of_a_distribution_gives_the_same_evidence_as_all_of_it() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        dist = from_logits(rng.normal(size=5000) * 4.0)
+        head = evidence_head(dist)
+        assert 0 < len(head.ids) < 300
+        of_dist, of_head = (
+            [decayed_evidence(1.0, math.log(max(each.prob(t), 1e-30))) for t in range(5000)] for each in (dist, head)
+        )
+        assert of_dist == of_head
+
+
+@given(st.floats(-1e4, 1e4))
+def test_a_score_survives_the_wire_to_a_32nd_of_a_nat(score: float) -> None:
+    sent = dequantize_score(quantize_score(score))
+    assert abs(sent - score) <= 1 / 32 and dequantize_score(quantize_score(sent)) == sent
+
+
+# ---- the three aggregators ------------------------------------------------------------------------------------------
 NAMES: tuple[AggregatorName, ...] = ("mixture", "coin", "paper")
 SAMPLINGS = {
     "plain": SamplingParams(seed=3),
@@ -287,3 +421,107 @@ def test_the_lane_is_the_side_with_a_clear_majority() -> None:
     assert lane_of(0, dists) == "cloud"
     assert lane_of(1, dists) is None
     assert lane_of(1, {"device": dists["device"]}) == "device"
+
+
+# ---- which documents decided a token --------------------------------------------------------------------------------
+def test_a_document_with_a_large_share_of_the_tokens_probability_decided_it() -> None:
+    assert deciders((0.0, 0.0), (0.9, 0.1)) == {0}
+    assert deciders((0.0, 0.0, 0.0), (0.1, 0.9, 0.8)) == {1, 2}
+
+
+def test_a_token_that_all_documents_give_tells_nothing_of_any() -> None:
+    assert deciders((0.0, 0.0), (0.99, 0.98)) is None
+    assert deciders((0.0, 0.3), (1.0, 1.0)) is None
+
+
+def test_weights_count_as_in_the_mixture() -> None:
+    assert deciders((math.log(4.0), 0.0), (0.3, 0.5)) == {0}
+    assert deciders((1000.0, -1000.0), (0.5, 0.5)) == {0}
+
+
+def test_one_document_or_none_decides_without_a_word() -> None:
+    assert deciders((0.0,), (0.2,)) is None
+    assert deciders((), ()) is None
+    assert deciders((0.0, 0.0), (0.0, 0.0)) is None, "a token of probability 0, as a constraint forces it"
+
+
+# ---- the placement at a rejection -----------------------------------------------------------------------------------
+seconds = st.floats(0.001, 10.0)
+delays = st.floats(0.0, 10.0)
+rates = st.floats(0.0, 1.0)
+
+
+def placed(
+    holder: Side = "device", *, cloud: float = 0.06, device: float = 0.06, trip: float = 0.3
+) -> DeciderPlacement:
+    placement = DeciderPlacement(holder)
+    placement.decode["cloud"] = cloud
+    placement.decode["device"] = device
+    placement.round_trip = trip
+    return placement
+
+
+@pytest.mark.parametrize("holder", SIDES)
+def test_the_decision_follows_a_rejection_to_the_other_side(holder: Side) -> None:
+    placement = placed(holder)
+    placement.observe_target({holder: True, other(holder): False})
+    assert placement.choose(50, ready=True) == other(holder)
+
+
+@pytest.mark.parametrize("holder", SIDES)
+def test_it_stays_where_the_other_sides_draft_was_accepted_or_is_not_known(holder: Side) -> None:
+    placement = placed(holder)
+    for accepted in ({holder: False, other(holder): True}, {holder: False}, {}):
+        placement.observe_target(accepted)
+        assert placement.choose(50, ready=False) == holder
+
+
+def test_it_stays_with_a_side_whose_drafting_hides_the_round_trip() -> None:
+    placement = placed(cloud=0.006, device=0.2, trip=0.1)
+    placement.observe_target({"cloud": False, "device": True})
+    assert placement.choose(50, ready=False) == "device"
+
+
+def test_it_goes_to_a_slow_side_for_good_and_does_not_come_back() -> None:
+    placement = placed(cloud=0.2, device=0.006, trip=0.1)
+    placement.observe_target({"cloud": False, "device": True})
+    assert placement.choose(50, ready=True) == "cloud"
+    placement.holder = "cloud"
+    placement.observe_target({"cloud": True, "device": False})
+    assert placement.choose(50, ready=False) == "cloud"
+
+
+def test_a_move_that_costs_in_the_long_run_is_made_for_the_last_targets_only() -> None:
+    """Their number bounds the loss; a move now saves a one-way delay in any case."""
+    placement = placed(cloud=0.02, device=0.1, trip=0.06)
+    for _ in range(100):
+        placement.observe_target({"cloud": True, "device": True})
+    placement.observe_target({"cloud": False, "device": True})
+    chosen = [placement.choose(left, ready=True) for left in (0, 1, 5, 50)]
+    assert chosen == sorted(chosen), "the cloud first, if ever"
+
+
+@given(seconds, seconds, delays, rates)
+def test_the_option_to_move_makes_no_place_slower(here: float, there: float, round_trip: float, rate: float) -> None:
+    lasting = lasting_seconds(here, there, round_trip, rate)
+    assert max(here, there) - 1e-12 <= lasting <= token_seconds(here, there, round_trip, rate) + 1e-12
+
+
+def test_a_side_fixed_by_privacy_keeps_the_aggregator() -> None:
+    placement = DeciderPlacement("cloud", fixed="device")
+    assert placement.holder == "device"
+    placement.decode["cloud"] = 0.06
+    placement.decode["device"] = 0.06
+    placement.round_trip = 0.3
+    placement.observe_target({"cloud": False, "device": True})
+    assert placement.choose(50, ready=True) == "device"
+
+
+def test_nothing_moves_while_a_speed_or_the_round_trip_is_unknown() -> None:
+    placement = DeciderPlacement("device")
+    placement.observe_target({"cloud": False, "device": True})
+    placement.decode["cloud"] = 0.06
+    placement.round_trip = 1.0
+    assert placement.choose(20, ready=True) == "device"
+    placement.decode["device"] = 0.06
+    assert placement.choose(20, ready=True) == "cloud"

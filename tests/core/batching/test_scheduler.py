@@ -1,15 +1,20 @@
-"""The scheduler: every segment runs, in order, under the budget, and none starves."""
+"""The scheduler: segments run whole, in order and in bounded time; turns of owners; prompts beside answers."""
 
 from __future__ import annotations
 
+import random
+import statistics
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.batching.pending import Group, Memory
-from paceline.core.batching.scheduler import Scheduler, SchedulerOutput, _shares
+from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput, _shares
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
 
 BUDGET = 12
@@ -263,3 +268,253 @@ def test_a_chain_that_others_wait_for_keeps_its_memory_though_it_has_no_rows_in_
     assert rows_of(scheduler.schedule(Room(20))) == {0: 8}, "the step is full, but both have begun"
     scheduler.add(2, chain(2, 0, 5), group=Group(7, 5))
     assert rows_of(scheduler.schedule(Room(12))) == {1: 8}, "4 rows are left beside those of sequence 1"
+
+
+# ---- turns of owners in the scheduler's steps -----------------------------------------------------------------------
+PLACES = 4
+
+
+class Load:
+    """Sequences of owners, one pending segment each. `pending` is by key."""
+
+    def __init__(self, places: int = PLACES) -> None:
+        self.scheduler = Scheduler(BUDGET, places)
+        self.pending: dict[int, tuple[str, int]] = {}  # owner, rows that are left
+        self.lengths: Counter[int] = Counter()
+        self.busy: set[int] = set()
+        self.next_key = 0
+
+    def add(self, owner: str, seq: int, rows: int, *, tree: bool = False, criticality: float = 0.0) -> int:
+        self.next_key += 1
+        start = self.lengths[seq]
+        segment = Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows if tree else None, "all")
+        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, owner=owner, criticality=criticality))
+        self.pending[self.next_key] = owner, rows
+        self.lengths[seq] += rows
+        return self.next_key
+
+    def step(self) -> Counter[str]:
+        """Rows that each owner had in it."""
+        scheduled = self.scheduler.schedule()
+        self.scheduler.check()
+        rows = Counter[str]()
+        assert scheduled is not None
+        for piece in scheduled.segments:
+            owner, left = self.pending.pop(piece.key)
+            rows[owner] += len(piece.segment.tokens)
+            if not piece.final:
+                self.pending[piece.key] = owner, left - len(piece.segment.tokens)
+        return rows
+
+
+def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
+    load = Load()
+    for seq in range(100):
+        load.add("many", seq, 1)
+    last = load.add("one", 100, 1)
+    assert load.step() == {"many": 3, "one": 1} and last not in load.pending
+    for _ in range(5):
+        last = load.add("one", 100, 1)
+        assert load.step()["one"] == 1, "and so on, from token to token"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(1, 8)), min_size=2, max_size=5),
+    st.integers(0, 999),
+)
+def test_owners_that_always_wait_have_equal_rows(owners: list[tuple[int, bool, int]], seed: int) -> None:
+    """Owners of short segments, each with several pending at any time, whatever their sizes and numbers."""
+    random, load, had = Random(seed), Load(places=64), Counter[str]()
+    for _ in range(80):
+        counts = Counter(owner for owner, _ in load.pending.values())
+        for number, (largest, tree, wanted) in enumerate(owners):
+            owner = f"owner {number}"
+            # More than a step holds, so that all owners have segments left after it.
+            while counts[owner] < BUDGET + wanted:
+                rows = random.randint(1, largest if tree else QUANTUM)
+                load.add(owner, load.next_key, rows, tree=tree)
+                counts[owner] += 1
+        had += load.step()
+        rows = [had[f"owner {number}"] for number in range(len(owners))]
+        assert max(rows) - min(rows) <= 2 * max(largest for largest, _, _ in owners) + QUANTUM
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"),
+            st.integers(1, 30),
+            st.booleans(),
+            st.integers(0, 2),
+            st.sampled_from((0.0, 1.0, 9.0)),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(2, 5),
+)
+def test_nothing_starves_however_the_owners_come(
+    arrivals: list[tuple[str, int, bool, int, float]], places: int
+) -> None:
+    """A segment has run once every owner could have run all it had pending by then, a quantum a step; two where
+    every second step is that of the most critical."""
+    load, deadline, step = Load(places), dict[int, int](), 0
+
+    def run() -> None:
+        nonlocal step
+        load.step()
+        step += 1
+        for key, until in list(deadline.items()):
+            if key not in load.pending:
+                del deadline[key]
+            else:
+                assert step <= until, "it waited for more than the rows of all that were there"
+
+    for number, (owner, rows, tree, pause, criticality) in enumerate(arrivals):
+        key = load.add(owner, number, rows, tree=tree, criticality=criticality)
+        own = sum(-(-left // QUANTUM) for other, left in load.pending.values() if other == owner)
+        most = max(left for _, left in load.pending.values())
+        deadline[key] = step + 6 * (own + 1) * (-(-max(most, 30) // QUANTUM) + 1)
+        for _ in range(pause):
+            if load.pending:
+                run()
+    while load.pending:
+        run()
+
+
+@pytest.mark.parametrize("rows", [1, 30], ids=["decodes", "prompts"])
+def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_step(rows: int) -> None:
+    """The other step stays with the oldest, so that answers without a workflow never stand still."""
+    load = Load()
+    for seq in range(20):
+        load.add("one", seq, rows)
+    later, latest = (load.add("one", 100 + step, rows, criticality=seconds) for step, seconds in ((0, 2.0), (1, 8.0)))
+    other = load.add("two", 200, rows)
+
+    def left(key: int) -> int:
+        return load.pending.get(key, ("", 0))[1]
+
+    load.step()
+    assert left(latest) < rows
+    for _ in range(5):
+        load.step()
+    assert left(later) >= left(latest) and left(1) < rows and left(other) < rows
+
+
+def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() -> None:
+    load = Load()
+    last = [load.add("one", seq, 1) for seq in range(40)][-1]
+    for _ in range(40):
+        for _ in range(BUDGET):
+            load.add("one", load.next_key + 1000, 1, criticality=5.0)
+        load.step()
+        if last not in load.pending:
+            break
+    assert last not in load.pending
+
+
+# ---- long prompts beside answers ------------------------------------------------------------------------------------
+ANSWERS = 16
+PROMPT = 30_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Seconds of a step: one reading of the weights, each row, each row's attention, and reading a long sequence."""
+
+    weights: float
+    row: float
+    pair: float  # of a row and a row before it
+    cached: float  # of a row before a chunk, however long the chunk
+
+    def seconds(self, scheduled: SchedulerOutput) -> float:
+        total = self.weights
+        for each in scheduled.segments:
+            rows, start = len(each.segment.tokens), each.segment.start
+            total += rows * self.row + rows * start * self.pair + (start * self.cached if rows > 1 else 0.0)
+        return total
+
+
+MACHINES = {
+    "two cores": Machine(0.045, 1e-3, 3e-8, 5e-7),
+    "two slow cores": Machine(0.1, 1e-2, 1e-7, 2e-6),
+    "a GPU": Machine(0.008, 1e-5, 2e-10, 5e-9),
+}
+
+
+def steps_beside_answers(machine: Machine, noise: Callable[[], float] = lambda: 1.0) -> tuple[list[float], list[float]]:
+    """Seconds of steps of answers alone, and of all steps until a prompt of 30,000 rows is done."""
+    scheduler = Scheduler(512, 256)
+    position = 100
+
+    def step() -> float:
+        nonlocal position
+        for seq in range(ANSWERS):
+            scheduler.add(position * ANSWERS + seq, Segment(SeqId(seq), position, (1,)))
+        position += 1
+        scheduled = scheduler.schedule()
+        assert scheduled is not None
+        assert sum(len(each.segment.tokens) == 1 for each in scheduled.segments) >= ANSWERS  # none waits
+        seconds = machine.seconds(scheduled) * noise()
+        scheduler.took(seconds)
+        return seconds
+
+    alone = [step() for _ in range(50)]
+    scheduler.add(-2, Segment(SeqId(99), 0, tuple(range(PROMPT))))
+    beside: list[float] = []
+    while scheduler.last(SeqId(99)) is not None:
+        beside.append(step())
+    return alone, beside
+
+
+def percentile_95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1]
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_gaps_of_answers_are_at_most_doubled_beside_a_long_prompt(name: str) -> None:
+    machine = MACHINES[name]
+    alone, beside = steps_beside_answers(machine)
+    assert percentile_95(beside) <= 2.0 * percentile_95(alone)
+    assert max(beside) <= 4.0 * max(alone)
+    # The prompt has two fifths of the time, less what its chunks cost however short they are.
+    extra = sum(beside) - len(beside) * statistics.median(alone)
+    assert extra >= 0.35 * sum(beside) or max(beside) < 1.75 * max(alone)
+
+
+def test_gaps_are_at_most_doubled_where_the_times_of_steps_vary() -> None:
+    draw = random.Random(1)
+    alone, beside = steps_beside_answers(MACHINES["two cores"], lambda: draw.uniform(0.8, 1.2))
+    assert percentile_95(beside) <= 2.0 * percentile_95(alone)
+
+
+def test_a_prompt_has_whole_steps_where_nobody_writes() -> None:
+    scheduler = Scheduler(512, 256)
+    scheduler.add(1, Segment(SeqId(1), 0, tuple(range(1200))))
+    rows = []
+    while (scheduled := scheduler.schedule()) is not None:
+        rows.append(scheduled.batch.num_rows)
+        scheduler.took(10.0)
+    assert rows == [512, 512, 176]
+
+
+def test_the_end_of_a_long_prompt_and_the_new_part_of_a_cached_one_are_limited_too() -> None:
+    """Else a hundred rows behind thirty thousand stop all answers for seconds; drafts run whole everywhere."""
+    scheduler = Scheduler(512, 256)
+    for key in range(60):
+        scheduler.add(key, Segment(SeqId(1), key, (1,)))
+        assert scheduler.schedule() is not None
+        scheduler.took(0.01)
+    rows = []
+    scheduler.add(100, Segment(SeqId(2), FAR + 1, tuple(range(100))))
+    scheduler.add(101, Segment(SeqId(3), FAR + 1, tuple(range(FAR_ROWS)), None, "all"))
+    for key in range(200, 400):
+        scheduler.add(key, Segment(SeqId(1), key - 140, (1,)))
+        scheduled = scheduler.schedule()
+        assert scheduled is not None
+        sizes = {each.key: len(each.segment.tokens) for each in scheduled.segments}
+        assert sizes.get(101, FAR_ROWS) == FAR_ROWS
+        rows.append(sizes.get(100, 0))
+        scheduler.took(0.01 + 0.001 * rows[-1])
+    assert sum(rows) == 100
+    assert max(rows) <= 16

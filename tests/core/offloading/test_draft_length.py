@@ -1,4 +1,4 @@
-"""The outer loop's choice against every other; its bounds: `tests/strategies/draft_verify/test_energy_bounds.py`."""
+"""The outer loop's choice against every other; its bounds: `tests/strategies/draft_verify/test_energy.py`."""
 
 from __future__ import annotations
 

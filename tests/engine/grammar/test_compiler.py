@@ -331,23 +331,6 @@ def test_what_cannot_be_kept_is_left_out_of_a_schema_that_is_not_strict(
         assert written(mask, call % json.dumps(fits)) and not written(mask, call % json.dumps(breaks))
 
 
-def test_one_tool_that_cannot_be_kept_loosens_no_other() -> None:
-    patterned = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "pattern": "^x$"}}} | CLOSED}
-    odd = {"name": "g", "parameters": {"properties": {"a": {"type": "string", "pattern": "^(?!x)"}}} | CLOSED}
-    mask = tools(required=True, parallel=False, named=[patterned, odd])
-    call = '<tool_call>\n{"name": "%s", "arguments": {"a": "%s"}}\n</tool_call>'
-    assert written(mask, call % ("f", "x")) and written(mask, call % ("g", "y"))
-    assert not written(mask, call % ("f", "y"))
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", '{"tools": []}', '{"tools": [{"name": "f"}]}', '{"tools": [5], "required": true}']
-)
-def test_tools_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(RequestError):
-        BYTES.mask(Constraint("tools", text))
-
-
 def test_a_model_without_an_end_can_hold_no_answer_to_a_form() -> None:
     class Endless(ByteTokenizer):
         @property
@@ -490,23 +473,6 @@ def test_a_string_in_which_a_period_stands_32_times_can_only_be_closed(period: s
         assert follow(mask, f'{{"a": "{period * 32}", "b": 1') >= {ord("}")}
 
 
-def test_what_repeats_itself_elsewhere_is_left_alone() -> None:
-    numbers = schema({"type": "array", "items": {"type": "integer"}})
-    assert ord(",") in follow(numbers, "[" + "0, " * 40 + "0")
-    texts = schema({"type": "array", "items": {"type": "string"}})
-    assert ord("b") in follow(texts, "[" + '"ab", ' * 40 + '"a')
-    long_period = schema(FREE)
-    sentence = "the owl sits on the mill again, "  # 32 tokens
-    assert ord("z") in follow(long_period, '{"a": "' + sentence * 15)
-    assert follow(long_period, '{"a": "x' + sentence * 16) == {ord('"')}
-    assert ord("z") in follow(long_period, '{"a": "x' + f"{sentence}." * 40)
-    bounded = schema({"type": "string", "minLength": 60})
-    assert ord('"') not in follow(bounded, '"' + "a" * 50) and ord("a") in follow(bounded, '"' + "a" * 50)
-    assert follow(bounded, '"' + "a" * 60) == {ord('"')}
-    pattern = BYTES.mask(Constraint("regex", "a*"))
-    assert follow(pattern, "a" * 300) == {ord("a"), EOS}
-
-
 def test_a_number_that_would_not_end_is_ended() -> None:
     mask = schema(FREE)
     assert {*b"0123456789"} <= follow(mask, '{"a": "", "b": 1' + "0" * 31)
@@ -526,12 +492,6 @@ def test_text_before_a_call_may_repeat_itself_and_arguments_may_not() -> None:
 
 
 # ---- ends -----------------------------------------------------------------------------------------------------------
-def test_before_so_many_tokens_no_end_is_allowed_and_then_every_one() -> None:
-    mask = PIECES.mask(Constraint("text", min_tokens=3, stop_ids=(7,)))
-    for length in range(3):
-        allowed = mask.allowed([1] * length)
-        assert allowed is not None and not allowed[[7, EOS, EOS + 1]].any() and allowed.sum() == len(allowed) - 3
-    assert mask.allowed([1] * 3) is None and mask.complete([])
 
 
 def test_the_models_own_end_may_be_ruled_out_for_ever() -> None:

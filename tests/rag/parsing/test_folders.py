@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -75,14 +74,6 @@ def test_an_empty_file_of_a_folder_is_skipped_and_a_named_one_is_a_failure(tmp_p
     assert isinstance(error, DocumentError) and "is empty" in str(error)
 
 
-def test_files_are_read_in_order_though_some_ahead(tmp_path: Path, parsers: ParserPool) -> None:
-    for number in range(30):
-        (tmp_path / f"{number:02}.txt").write_text(f"number {number}")
-    files, _ = find_files([tmp_path])
-    read = [parsed.text for _, parsed in read_files(files, parsers) if isinstance(parsed, Parsed)]
-    assert read == [f"number {number}" for number in range(30)]
-
-
 def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
     root, outside = tmp_path / "notes", tmp_path / "secret.txt"
     (root / "deep" / "er").mkdir(parents=True)
@@ -99,19 +90,6 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
     assert set(reasons) == {".git", ".hidden.md", "picture.png", "out.txt", "in.txt", "loop"}
     assert "out of the folder" in reasons["out.txt"]
     assert "own name" in reasons["in.txt"]
-
-
-def test_a_path_that_cannot_be_used_is_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "a.doc").write_bytes(b"")
-    for path, reason in (
-        (tmp_path / "none.txt", "does not exist"),
-        (tmp_path / "a.doc", "convert it"),
-        (Path("a\0b.txt"), "cannot be read|does not exist"),
-    ):
-        files, (skipped,) = find_files([path])
-        assert not files
-        assert skipped.is_failure and re.search(reason, skipped.reason)
-    assert [item.is_failure for item in find_files([tmp_path])[1]] == [False]
 
 
 def test_a_named_file_may_lie_anywhere_and_keeps_its_own_name_only(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -194,15 +193,6 @@ def test_a_document_whose_parser_is_killed_is_lost_and_the_next_is_read(endless:
         assert not child.is_running()
 
 
-def test_a_parser_that_crashes_fails_its_document(endless: Path) -> None:
-    with ParserProcess() as parser:
-        thread, errors = parsing(parser, endless)
-        child_of(parser).send_signal(signal.SIGSEGV)
-        thread.join()
-        assert [type(error) for error in errors] == [DocumentError]
-        assert "ends the program that reads it (signal 11)" in str(errors[0])
-
-
 def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Path) -> None:
     with closing(ParserPool(1, Limits(cpu_s=1))) as parsers:
         outcomes: list[object] = []
@@ -299,32 +289,6 @@ def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_ove
     assert (refused.value.status, refused.value.retry_after) == (429, 1800)
     now += WINDOW_S / 2
     budget.check("ann")
-
-
-def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
-    endless: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_module, "BUDGET_S", 0.5)
-    with closing(ParserPool(1, Limits(cpu_s=1))) as pool:
-        for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError)]:
-            parsed = pool.submit("endless.rtf", lambda: endless.open("rb"), owner=owner)
-            assert type(parsed.exception()) is refusal
-        assert pool.submit("a.md", lambda: memory_file(b"# Next"), owner="").result().title == "Next"
-
-
-def test_a_closed_pool_ends_what_it_was_parsing(endless: Path) -> None:
-    pool = ParserPool(1)
-    first, second = (
-        pool.submit("endless.rtf", lambda: endless.open("rb")),
-        pool.submit("endless.rtf", lambda: endless.open("rb")),
-    )
-    while not (pids := pool.pids()):
-        pass
-    worker = psutil.Process(pids[0])
-    pool.close()
-    assert isinstance(first.exception(), ParserLost) and isinstance(second.exception(), ParserLost)
-    assert isinstance(pool.submit("endless.rtf", lambda: endless.open("rb")).exception(), ParserLost)
-    assert not worker.is_running()
 
 
 @pytest.mark.parametrize(

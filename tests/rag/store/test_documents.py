@@ -70,18 +70,6 @@ def test_the_same_text_again_changes_nothing(store: DocumentStore) -> None:
     assert store.documents()[0].zone == "edge"
 
 
-def test_two_files_of_one_name_and_text_are_told_apart(store: DocumentStore, tmp_path: Path) -> None:
-    files = [tmp_path / folder / "boat.txt" for folder in ("a", "b")]
-    for file in files:
-        file.parent.mkdir()
-        file.write_text(BOAT)
-    for _ in range(2):
-        first, copy = store.add(files, zone="device")
-        assert first.name == "boat.txt"
-        assert copy.status == "duplicate" and copy.name == "b/boat.txt"
-        assert copy.note == f"the same text as boat.txt from {files[0]}"
-
-
 def test_the_same_name_with_another_text_replaces_the_document(store: DocumentStore) -> None:
     store.add_text("note.txt", BOAT, zone="device")
     assert store.add_text("note.txt", TRAIN, zone="device").status == "replaced"
@@ -387,27 +375,6 @@ def test_only_the_same_file_replaces_a_document_by_whatever_path_it_is_named(
         (replaced,) = [each for each in store.add(path, zone="device") if each.status != "skipped"]
         assert (replaced.name, replaced.status) == ("b/notes.md", "replaced"), path
     assert [each.name for each in store.documents()] == ["b/notes.md"]
-
-
-def test_adding_folders_again_changes_nothing_even_with_prefixed_names(store: DocumentStore, tmp_path: Path) -> None:
-    for project in ("a", "b"):
-        for name in ("notes.md", "sub/notes.md"):
-            written(tmp_path / project, name, f"{project} {name}")
-        store.add(tmp_path / project, zone="device")
-    names = [each.name for each in store.documents()]
-    assert names == ["b/notes.md", "b/sub/notes.md", "notes.md", "sub/notes.md"]
-    for project in ("a", "b"):
-        assert {each.status for each in store.add(tmp_path / project, zone="device")} == {"unchanged"}
-    assert [each.name for each in store.documents()] == names
-
-
-def test_names_too_long_for_their_folders_stay_distinct(store: DocumentStore, tmp_path: Path) -> None:
-    name = "n" * 230 + ".md"
-    deep = "d" * 60
-    for number in range(3):
-        store.add(written(tmp_path / str(number) / deep, name, f"text {number}"), zone="device")
-    names = [each.name for each in store.documents()]
-    assert len(set(names)) == 3 and all(len(each) <= 255 for each in names)
 
 
 def test_a_text_does_not_replace_a_file_of_its_name(store: DocumentStore, tmp_path: Path) -> None:

@@ -330,25 +330,6 @@ def test_uploads_that_arrive_together_are_within_the_limit_before_their_bytes_ar
         library.uploads.keep(third, "third", "batch")
 
 
-def test_reading_is_retried_after_an_error_that_no_file_caused(
-    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(ingest_module, "RETRY_S", 0.01)
-    failures = iter([OSError("no room"), OSError("no room")])
-
-    def full(self: object, job: object) -> Iterator[object]:
-        failure = next(failures, None)
-        if failure is not None:
-            raise failure
-        return work(self, job)
-
-    work = ingest_module.Ingester._work
-    monkeypatch.setattr(ingest_module.Ingester, "_work", full)
-    store = library.stores.create(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
-    assert settled(library, store) == Counts(completed=1)
-    assert caplog.text.count("trying again") == 2
-
-
 def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
 ) -> None:
@@ -376,16 +357,6 @@ def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     library.stores.detach(ANN, first, files[0])
     library.stores.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=2, failed=1)
-
-
-def test_a_file_without_room_is_not_embedded(
-    library: Library, monkeypatch: pytest.MonkeyPatch, embedder: Gated
-) -> None:
-    monkeypatch.setattr(ingest_module, "MAX_OWNED_USAGE", 100)
-    embedder.asked.clear()
-    store = library.stores.create(ANN, "", {}, [FileSpec(upload(library, BOAT))]).id
-    assert settled(library, store) == Counts(failed=1)
-    assert not embedder.asked.is_set()
 
 
 def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:

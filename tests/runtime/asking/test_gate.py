@@ -112,19 +112,6 @@ def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
     assert "no more than 2 questions of the cloud a minute" in (counter.take(7201.0) or "")
 
 
-def test_a_limit_of_0_is_none() -> None:
-    counter = AskCounter(AskLimits(per_minute=0, per_hour=0))
-    assert not any(counter.take(float(second // 100)) for second in range(5000))
-    assert AskCounter(AskLimits(per_minute=0, per_hour=1), [0.0]).take(1.0) is not None
-
-
-def test_a_person_whose_front_end_asks_four_times_a_message_is_within_the_default() -> None:
-    counter = AskCounter(AskLimits())
-    for message in range(60 * 5):  # one every 12 s, for an hour
-        for _ in range(4):
-            assert counter.take(12.0 * message) is None
-
-
 @pytest.mark.anyio
 async def test_a_restart_renews_no_budget(tmp_path: Path) -> None:
     for admitted in (2, 0):
@@ -174,21 +161,6 @@ async def test_an_answer_may_be_joined_again_from_what_the_device_knows_of_it(tm
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_went_on_without_the_tokens_lost_with_the_link_is_joined_for_a_question(
-    tmp_path: Path,
-) -> None:
-    async with gate(tmp_path, limits=AskLimits(per_minute=2)) as asks:
-        ask = asks.admit(OPENING)
-        ask.observe(Targets(2, 0, 0, [5, 6, 7], b""))  # the last two were on their way
-        ask.end("the link was lost", Egress())
-        again = msgspec.structs.replace(OPENING, session=8, epoch=1, targets=[5, 8])
-        assert asks.admit(again).part.targets == [5, 8]
-        asks.admit(msgspec.structs.replace(again, epoch=2, targets=[5, 8, 9]))  # from here on, as it knows it
-        with pytest.raises(PacelineError, match="2 questions"):
-            asks.admit(msgspec.structs.replace(again, epoch=3, targets=[5, 4]))
-
-
-@pytest.mark.anyio
 async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,21 +187,6 @@ async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its
     (entry,) = logged(tmp_path)
     assert (entry.outcome, entry.tokens) == ("stop; joined again (20)", 18)
     assert (entry.documents, entry.sent) == (("doc-0", "doc-1"), {"targets": 200})
-
-
-@pytest.mark.anyio
-async def test_a_session_that_ends_after_the_answer_was_joined_again_changes_nothing(tmp_path: Path) -> None:
-    async with gate(tmp_path, limits=AskLimits(per_hour=1)) as asks:
-        first = asks.admit(OPENING)
-        again = asks.admit(msgspec.structs.replace(OPENING, epoch=1))  # before it is known that the link was lost
-        for ask in (first, again):
-            await ask.begin()
-        again.observe(Targets(2, 0, 0, [5], b""))
-        first.end("the link was lost", Egress())
-        asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[5]))
-        with pytest.raises(PacelineError, match="questions"):  # another beginning is a question of its own
-            asks.admit(msgspec.structs.replace(OPENING, epoch=2, targets=[6]))
-    assert len(logged(tmp_path)) == 1
 
 
 @pytest.mark.anyio
@@ -260,16 +217,6 @@ async def test_an_entry_is_on_disk_before_documents_are_read_and_completed_at_th
     (entry,) = logged(tmp_path)
     assert (entry.documents, entry.sent, entry.outcome) == (("doc-1", "doc-2"), {"targets": 11}, "stop")
     assert not entry.refused and entry.times == 1
-
-
-@pytest.mark.anyio
-async def test_a_session_that_ends_before_its_entry_is_written_is_completed_all_the_same(tmp_path: Path) -> None:
-    async with gate(tmp_path) as asks:
-        ask = asks.admit(OPENING)
-        ask.end("cancelled\nCRITICAL a forged line", Egress())
-        await ask.begin()
-    (entry,) = logged(tmp_path)
-    assert entry.outcome == "cancelled CRITICAL a forged line"
 
 
 def test_an_entry_that_a_crash_left_under_way_says_so(tmp_path: Path) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 
 from lab.engines import WrappedEngine
-from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
-from paceline.engine.base import Engine, Output
+from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.engine.base import Output
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.engine_loop.executor import Answers
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
@@ -130,28 +128,6 @@ async def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(mon
     assert took == [5.0]
 
 
-async def test_what_is_released_before_the_stop_is_released_however_late_the_thread_sees_it() -> None:
-    engine = FakeEngine()
-    worker = EngineWorker(engine)
-    await worker.start()
-    seq = worker.allocate()
-    await worker.compute(Segment(seq, 0, (7, 8)))
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold(_: Engine, __: int | None) -> None:
-        entered.set()
-        assert leave.wait(WAIT_S)
-
-    worker.submit(SequenceOp(seq, None, hold))
-    assert await asyncio.to_thread(entered.wait, WAIT_S)
-    worker.submit(SequenceOp.release(seq))
-    stopping = asyncio.ensure_future(worker.stop())
-    await until(lambda: worker._stopping)
-    leave.set()
-    await stopping
-    assert engine.length(seq) == 0
-
-
 async def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.TICK_S", 0.0)
     worker = EngineWorker(FakeEngine(capacity_rows=10))
@@ -203,22 +179,3 @@ async def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_own
     assert len(engine.batches) == 1
     assert seen.index("ann's is sent") <= 3, "one of Bert's is before it at most"
     assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")
-
-
-async def test_a_later_steps_answers_wait_for_those_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the loop has not come to them when the next step has run."""
-    monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)
-    seen: list[tuple[int, int]] = []
-
-    def note(step: int, number: int, result: object) -> None:
-        assert result == ()
-        seen.append((step, number))
-
-    worker = EngineWorker(FakeEngine())
-    await worker.start()
-    for step in (1, 2):
-        answers: Answers = [(partial(note, step, number), ()) for number in range(3)]
-        worker._deliver(answers, StepSize(rows=step))
-    await until(lambda: len(seen) == 6)
-    await worker.stop()
-    assert seen == sorted(seen)

@@ -9,19 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import ConfigError, LinkClosed
-from paceline.runtime.identity import PrivateKey
+from paceline.errors import LinkClosed
 from paceline.runtime.link import connection
 from paceline.runtime.link import dialer as dialing
-from paceline.runtime.link.connection import KeyKeeper, Link
+from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.identity import Claim
 from paceline.wire.messages import OpenSession
-from tests.wire.identities import DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end
-from tests.wire.samples import closing, draft, every_message, found, have, opening, targets
+from tests.wire.identities import DEVICE, STRANGER, admit, cloud_end, device_end
+from tests.wire.samples import closing, draft, found, have, opening, targets
 
 pytestmark = pytest.mark.anyio
 
@@ -144,17 +143,6 @@ async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.Log
     assert "handler failed" in caplog.text
 
 
-async def test_detaching_an_open_session_cancels_it_at_the_peer() -> None:
-    async with linked() as (device, cloud, _, _):
-        received: asyncio.Queue[object] = asyncio.Queue()
-        cloud.on_open = lambda message: cloud.attach(message.session, received.put_nowait)
-        number = device.open_session(received.put_nowait)
-        device.send(opening(number))
-        device.detach(number)
-        assert await received.get() == closing(1, "cancelled")
-        device.detach(number)
-
-
 async def test_drained_links_close_when_the_last_session_has_ended() -> None:
     async with linked() as (device, cloud, _, right):
         received: asyncio.Queue[object] = asyncio.Queue()
@@ -173,22 +161,6 @@ async def test_drained_links_close_when_the_last_session_has_ended() -> None:
         await device.closed.wait()
     assert right.said_goodbye == (CloseCode.DRAINED, "")
     assert device.close_code == CloseCode.DRAINED
-
-
-async def test_frames_queued_before_the_close_still_arrive() -> None:
-    async with linked() as (device, cloud, left, _):
-        received: list[object] = []
-        cloud.on_open = lambda message: cloud.attach(message.session, received.append)
-        left.may_send.clear()
-        device.send(opening(device.open_session(print)))
-        device.send(closing(1))
-        shutting = asyncio.create_task(device.close(CloseCode.CLOSING, "good night"))
-        await asyncio.sleep(0)
-        left.may_send.set()
-        await shutting
-        await cloud.closed.wait()
-    assert received == [closing(1)]
-    assert cloud.close_reason == "good night. The other side closed the link; it is dialled again by itself."
 
 
 async def test_a_link_to_a_peer_that_does_not_read_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,90 +199,7 @@ async def test_a_device_that_is_not_admitted_receives_the_reason(reason: str, ca
     assert ("could not be checked" in caplog.text) == (reason == "broken")
 
 
-async def test_a_cancelled_link_is_closed_on_both_sides() -> None:
-    left, _ = pipes()
-    link = Link(left, device_end())
-    task = asyncio.create_task(link.run())
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert link.closed.is_set()
-    with pytest.raises(LinkClosed):
-        link.send(every_message()[10])  # type: ignore[arg-type]  # an OpenSession
-
-
 # ---- renewal of keys ------------------------------------------------------------------------------------------------
-class Keys:
-    """A device's keys in memory. `fails`: nothing can be stored."""
-
-    def __init__(self, *, fails: bool = False) -> None:
-        self.held = [LAPTOP]
-        self.fails = fails
-        self.settled = asyncio.Event()
-
-    async def make_key(self) -> PrivateKey:
-        if self.fails:
-            raise ConfigError("the disk is full")
-        self.held.append(PrivateKey.generate())
-        return self.held[-1]
-
-    async def settle(self, public_key: bytes) -> None:
-        self.held = [key for key in self.held if key.public_key == public_key]
-        self.settled.set()
-
-
-@asynccontextmanager
-async def renewable(keys: Keys, keep: KeyKeeper) -> AsyncIterator[tuple[Link, Link]]:
-    left, right = pipes()
-    device = Link(left, device_end(), key_store=keys)
-    cloud = Link(right, cloud_end(), authenticate=admit, keep_key=keep)
-    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        tasks.create_task(device.run())
-        tasks.create_task(cloud.run())
-        await device.up.wait()
-        await cloud.up.wait()
-        yield device, cloud
-        await device.close()
-        await cloud.closed.wait()
-
-
-async def test_a_key_is_renewed_over_an_open_link() -> None:
-    keys, kept = Keys(), []
-
-    async def keep(*change: object) -> bool:
-        kept.append(change)
-        return True
-
-    async with renewable(keys, keep) as (_, cloud):
-        cloud.renew_key()
-        await keys.settled.wait()
-        [key] = keys.held
-        assert kept == [("laptop", LAPTOP.public_key, key.public_key)]
-        assert cloud.renewal.present == key.public_key != LAPTOP.public_key
-
-
-@pytest.mark.parametrize("fault", ["the registry refuses", "the registry fails", "the device cannot store"])
-async def test_a_failed_renewal_leaves_the_link_and_the_key_alone(fault: str, caplog: pytest.LogCaptureFixture) -> None:
-    keys, tried = Keys(fails="store" in fault), asyncio.Event()
-
-    async def keep(*_: object) -> bool:
-        tried.set()
-        if "fails" in fault:
-            raise OSError("the database is gone")
-        return False
-
-    async with renewable(keys, keep) as (device, cloud):
-        received: asyncio.Queue[object] = asyncio.Queue()
-        cloud.renew_key()
-        if not keys.fails:
-            await tried.wait()
-        device.send(opening(device.open_session(received.put_nowait)))
-        assert await received.get() == closing(1, "refused: this side takes part in no sessions")
-        assert cloud.renewal.present == LAPTOP.public_key and LAPTOP in keys.held
-        assert not keys.settled.is_set()
-    assert ("cannot be renewed: the disk is full" in caplog.text) == keys.fails
-    assert ("could not be renewed" in caplog.text) == ("fails" in fault)
 
 
 # ---- dialing --------------------------------------------------------------------------------------------------------

@@ -118,34 +118,6 @@ async def test_messages_and_the_close_are_delayed_in_order() -> None:
 
 
 @pytest.mark.anyio
-async def test_received_messages_and_the_end_are_delayed() -> None:
-    wire = Wire()
-    async with emulated(wire, Emulation(rtt=0.02)) as transport:
-        wire.incoming.put_nowait(b"one")
-        wire.incoming.put_nowait(TransportClosed(4001, "over"))
-        receiving = asyncio.create_task(transport.recv_bytes())
-        for _ in range(10):
-            await asyncio.sleep(0)
-        assert not receiving.done()
-        assert await receiving == b"one"
-        with pytest.raises(TransportClosed) as caught:
-            await transport.recv_bytes()
-        assert (caught.value.code, caught.value.reason) == (4001, "over")
-
-
-@pytest.mark.anyio
-async def test_what_is_in_flight_when_the_connection_breaks_is_dropped() -> None:
-    wire = Wire()
-    async with emulated(wire, Emulation(rtt=1000)) as transport:
-        await transport.send_bytes(b"too late")
-        transport.abort()
-        with pytest.raises(TransportClosed):
-            await transport.send_bytes(b"later still")
-    assert wire.aborted
-    assert wire.sent == []
-
-
-@pytest.mark.anyio
 async def test_a_sender_waits_while_too_many_bytes_are_in_flight() -> None:
     wire = Wire()
     async with emulated(wire, Emulation(rate=80e6)) as transport:

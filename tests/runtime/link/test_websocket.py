@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,10 +24,8 @@ from paceline.runtime.link.dialer import Dialer, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, dial
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import decode, encode
-from paceline.wire.link import LinkMachine
-from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, OpenSession, Welcome
-from tests.wire.identities import CLOUD, DEVICE, LAPTOP, admit, cloud_end, device_end, frame_of
+from paceline.wire.messages import SUBPROTOCOL, OpenSession
+from tests.wire.identities import CLOUD, DEVICE, LAPTOP, admit, cloud_end, device_end
 from tests.wire.samples import closing, have, opening, targets
 
 pytestmark = pytest.mark.anyio
@@ -148,43 +145,6 @@ async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:
             await dial(served.url.replace("/link", "/other"))
     with pytest.raises(ConfigError, match="wss://host:port/link"):
         await dial("http://127.0.0.1/link")
-
-
-@pytest.mark.parametrize(
-    ("frame", "code"),
-    [
-        (b"\xc1 garbage", CloseCode.BAD_FRAME),
-        ("text", CloseCode.BAD_FRAME),
-        (msgspec.msgpack.encode(["hello", VERSION + 1]), CloseCode.VERSION_MISMATCH),
-        (encode(have(1)), CloseCode.UNEXPECTED_MESSAGE),
-        (b"\x00" * (MAX_FRAME_BYTES + 1), 1009),
-        ([b"\x00" * (MAX_FRAME_BYTES // 2)] * 3, 1009),
-    ],
-    ids=["garbage", "text", "another version", "not a hello", "too large", "too large in fragments"],
-)
-async def test_a_bad_frame_closes_its_link_only(frame: bytes | str | list[bytes], code: int) -> None:
-    async with cloud() as served, dialer(served.url) as ups:
-        honest = await ups.get()
-        async with raw(served.url) as connection:
-            with contextlib.suppress(ConnectionClosed):  # refused before the last fragment
-                await connection.send(frame)
-            assert (await end_of(connection))[0] == code
-        await ask(honest)
-
-
-async def test_a_bad_frame_after_the_handshake_closes_its_link_only() -> None:
-    async with cloud() as served, dialer(served.url) as ups:
-        honest = await ups.get()
-        async with raw(served.url) as connection:
-            device = LinkMachine(device_end())
-            await connection.send(frame_of(device.connection_made(0.0)))
-            await connection.send(frame_of(device.received(await connection.recv(decode=False), 0.0)))
-            assert isinstance(decode(await connection.recv(decode=False)), Welcome)
-            await connection.send(encode(opening(2)))
-            code, reason = await end_of(connection)
-        assert code == CloseCode.BAD_SESSION
-        assert reason == "session 2 opened again or by the wrong side"
-        await ask(honest)
 
 
 @pytest.mark.parametrize("subprotocol", [None, "paceline.v9"])

@@ -17,7 +17,6 @@ import pytest
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.core.policy import DocumentRule, Grant, Pattern, Policy
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import EndpointError, RequestError
@@ -29,7 +28,7 @@ from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.node import Node
 from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.resources import Company, NodeParts
-from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.units import ENGINE, OUTSIDE
 from paceline.runtime.workflows.agent_text import CloudUnits
 from paceline.runtime.workflows.driver import WorkflowDriver
@@ -314,33 +313,6 @@ async def test_a_placeholder_cut_by_the_end_is_whole_and_stop_strings_are_of_the
         assert (said, done.reason) == ("Ask Anna Berg at home", "length")
         said, done = await made.ask(changed(ASKED, stop=("Berg",)))
         assert (said, done.stop, done.reason) == ("Ask Anna ", "Berg", "stop")
-
-
-async def test_a_parameter_that_the_stranger_does_not_take_is_left_out(tmp_path: Path) -> None:
-    async def picky(stranger: Stranger, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
-        wrong = [name for name in ("max_tokens", "temperature") if name in body]
-        words = f"Unsupported: {' and '.join(wrong)}. Use 'max_completion_tokens' instead."
-        await (status("400 Bad Request", words) if wrong else answers(OK + event("Yes.", "stop")))(
-            stranger, writer, body
-        )
-
-    async with rig(tmp_path, picky) as made:
-        cold = changed(ASKED, sampling=SamplingParams(temperature=0.0))
-        said, done = await made.ask(cold)
-        assert (said, done.degraded) == ("Yes.", None)
-        first, second = made.stranger.bodies
-        assert first["max_tokens"] == second["max_completion_tokens"] == 40 and "temperature" not in second
-
-
-async def test_a_client_that_leaves_ends_the_connection(tmp_path: Path) -> None:
-    async with rig(tmp_path, silent) as made:
-        events = (await made.device.prepare(ASKED)).run()
-        assert isinstance(await anext(events), TextDelta)
-        await events.aclose()  # type: ignore[attr-defined]
-        async with asyncio.timeout(5):
-            while not made.stranger.closed:
-                await asyncio.sleep(0.01)
-        assert made.device._places._shares.taken == 0
 
 
 async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are_not(tmp_path: Path) -> None:

@@ -6,11 +6,10 @@ import asyncio
 import itertools
 import json
 import math
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -91,15 +90,6 @@ async def test_a_sampled_plain_answer_is_the_server_s_own_draw_and_the_same_for_
         fields = server_of(stand_in).calls[0][1]
     assert len(texts) == 1 and other[0] not in texts
     assert (fields["seed"], fields["temperature"], fields["top_p"], fields["top_k"]) == (5, 1.0, 1.0, 0)
-
-
-async def test_what_an_owner_asks_shares_rows_with_his_other_prompts_alone() -> None:
-    stand_in = StandIn()
-    async with far_node(stand_in) as node:
-        for owner in ("anna", "anna", "bert"):
-            await collect(await node.prepare(changed(ASKED, owner=owner)))
-        salts = [body["cache_salt"] for _, body in server_of(stand_in).calls]
-    assert salts[0] == salts[1] != salts[2]
 
 
 @dataclass(eq=False)
@@ -237,46 +227,6 @@ async def test_a_stream_that_is_cut_goes_on_at_another_server() -> None:
     assert text == await here(ASKED) and done.reason in ("length", "stop")
 
 
-@pytest.mark.parametrize("finish", ["abort", "length"])
-async def test_a_stream_that_finishes_without_tokens_costs_calls_and_no_text(finish: str) -> None:
-    class Empty(StandIn):
-        def _generate(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
-            if not body.get("stream"):
-                return super()._generate(body)
-            choice = {"index": 0, "token_ids": [], "finish_reason": finish}
-            return iter((f"data: {json.dumps({'choices': [choice]})}\n\n".encode(), b"data: [DONE]\n\n"))
-
-    async with far_node(stand_in := Empty()) as node:
-        text, done = await collect(await node.prepare(ASKED))
-        assert len(server_of(stand_in).calls) <= 2 * done.completion_tokens
-    assert text == await here(ASKED)
-
-
-async def test_a_server_that_keeps_the_end_to_itself_ends_an_answer() -> None:
-    class Silent(StandIn):
-        def _complete(self, body: Mapping[str, Any]) -> httpx.Response | Iterator[bytes]:
-            if not body.get("stream"):
-                return super()._complete(body)
-            choices = ({"token_ids": [97], "finish_reason": None}, {"token_ids": [], "finish_reason": "stop"})
-            return iter(f"data: {json.dumps({'choices': [choice]})}\n\n".encode() for choice in choices)
-
-    async with far_node(Silent()) as node:
-        text, done = await collect(await node.prepare(ASKED))
-    assert (text, done.reason) == ("a", "stop")
-
-
-async def test_a_server_that_does_not_answer_is_asked_last() -> None:
-    stand_in = StandIn()
-    async with far_node(stand_in, "one", "two") as node:
-        await collect(await node.prepare(ASKED))
-        used = next(server for server in stand_in.servers.values() if server.calls)
-        for fault in ("down", "status"):
-            used.down, used.status = fault == "down", 503 if fault == "status" else None
-            text, _ = await collect(await node.prepare(ASKED))
-            assert text == await here(ASKED)
-        assert len(used.calls) == 1
-
-
 TOO_LONG = '{"error": {"message": "This model\'s maximum context length is 9 tokens", "code": 400}}'
 
 
@@ -306,18 +256,6 @@ async def test_what_all_servers_say_is_what_the_client_hears(
     error = refused.value
     assert (error.status, error.code) == (status, code)
     assert after is None or error.retry_after == after
-
-
-async def test_a_busy_server_is_asked_last_as_long_as_it_says() -> None:
-    stand_in = StandIn()
-    async with far_node(stand_in, "one", "two") as node:
-        await collect(await node.prepare(ASKED))
-        used = next(server for server in stand_in.servers.values() if server.calls)
-        used.status, used.retry_after = 429, "60"
-        await collect(await node.prepare(ASKED))
-        used.status = None
-        await collect(await node.prepare(ASKED))
-        assert len(used.calls) == 1
 
 
 async def test_without_any_server_an_answer_fails_with_a_sentence_and_a_later_one_is_written() -> None:

@@ -149,24 +149,6 @@ async def test_what_a_server_may_not_send_fails_a_stream_with_a_sentence_that_ho
 
 
 @pytest.mark.anyio
-async def test_ids_beyond_the_vocabulary_are_left_out_of_rows_and_a_row_without_others_is_refused() -> None:
-    told = '{"choices": [{"index": 0, "logprobs": {"top_logprobs": [{"token_id:300": -1.0, "token_id:-1": -1.0%s}]}}]}'
-    spoilt = Spoilt()
-    with installed(spoilt, "one") as urls:
-        far = open_remote(urls, Path(), ByteTokenizer(), name="fake")
-        spoilt.content = (told % ', "token_id:97": -2.0').encode()
-        assert (await far.rows([[97]], 3, ""))[0].logprobs == {97: -2.0}
-        spoilt.content = (told % "").encode()
-        with pytest.raises(EngineError, match="no log-probability of its vocabulary"):
-            await far.rows([[97]], 2, "")
-        with pytest.raises(EngineError, match="tells fewer log-probabilities than it was asked for"):
-            await far.rows([[97]], 3, "")
-        with pytest.raises(EngineError, match="answered 1 of 2 prompts"):
-            await far.rows([[97], [98]], 3, "")
-        await far.close()
-
-
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "piece",
     [b": ping\n", b"x", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'],

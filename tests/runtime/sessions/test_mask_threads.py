@@ -109,23 +109,6 @@ async def test_other_answers_are_written_while_a_mask_is_computed(monkeypatch: p
         assert json.loads((await answer)[0])["city"] in ("Bari", "Oslo")
 
 
-async def test_an_answer_that_is_left_while_it_waits_gives_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with nodes(linked=False) as (bench, _):
-        watched = watch(bench, monkeypatch)
-        worker = bench.device._resources.worker
-        before = worker.steps.engine.free_rows()
-        session = await bench.device.prepare(HELD)
-        watched[-1].gate.clear()
-        answer = asyncio.create_task(collect(session))
-        await asyncio.to_thread(watched[-1].begun.wait)
-        answer.cancel()
-        await asyncio.gather(answer, return_exceptions=True)
-        assert bench.device.num_answers == 0
-        watched[-1].gate.set()
-        await text_of(bench, REQUEST)
-        assert worker.steps.engine.free_rows() == before
-
-
 async def test_a_mask_that_fails_ends_its_answer_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes(linked=False) as (bench, _):
         watched = watch(bench, monkeypatch)

@@ -106,13 +106,6 @@ async def test_the_clouds_passages_are_used_where_the_device_has_no_documents() 
         assert [of.side for of in done.found] == ["cloud"] and done.strategy == "autoregressive"
 
 
-async def test_a_request_without_documents_opens_no_session() -> None:
-    async with nodes() as (bench, _):
-        openings = opened(bench)
-        await collect(await bench.device.prepare(changed(PRIVATE, documents=0)))
-        assert not openings
-
-
 @pytest.mark.parametrize("fault", ["refuses", "is silent", "fails", "is lost"])
 async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes() as (bench, _):
@@ -133,15 +126,6 @@ async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypa
         with pytest.raises(RequestError) as refused:
             await bench.device.prepare(changed(PRIVATE, on_loss="fail"))
         assert refused.value.status == 503
-
-
-async def test_no_query_is_sent_for_a_refused_request() -> None:
-    async with nodes(max_positions=64) as (bench, _):
-        openings = opened(bench)
-        long = changed(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
-        with pytest.raises(RequestError, match="maximum context length"):
-            await bench.device.prepare(long)
-        assert not openings
 
 
 async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> None:

@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 from paceline.core.side import SIDES, Side, other
-from paceline.engine.fake import ByteTokenizer
-from paceline.runtime.service import GenerateRequest, GenerationResult, Moment, TextDelta
+from paceline.runtime.service import GenerationResult, Moment, TextDelta
 from paceline.runtime.sessions.driver import MAX_MOMENTS, Timeline
 from paceline.strategies.registry import STRATEGIES
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.runtime.test_nothing_found import FOUND, HELLO, LARGER_CLOUD, of, pair
-from tests.runtime.test_parts import QUESTION, asking
 
 pytestmark = pytest.mark.anyio
 
@@ -102,21 +100,6 @@ async def test_a_peer_that_is_lost_and_back_is_told() -> None:
     assert isinstance(done, GenerationResult)
     found = check(done)
     assert found["lost cloud"] == found["back cloud"] == 1
-
-
-async def test_stretches_and_parts_of_an_answer_have_one_timeline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
-        asked: GenerateRequest = changed(TOLD, options={"search_every": 8})
-        _, done = await collect(await bench.device.prepare(asked))
-        found = check(done)
-        assert done.stats["searches"] > 1 and sum(each.kind == "search" for each in done.timeline) > 1
-        assert found["prefill device"] > done.prompt_tokens
-
-        monkeypatch.setattr(ByteTokenizer, "one_document", False)
-        _, done = await collect(await bench.device.prepare(changed(asking(QUESTION), timeline=True)))
-        assert check(done)["prefill"] and done.strategy_reason.startswith("each part")
 
 
 def test_a_long_answer_has_a_short_timeline_whose_numbers_add_up() -> None:

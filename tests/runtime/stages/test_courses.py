@@ -197,16 +197,6 @@ def test_a_step_that_fails_at_one_stage_costs_its_sequences_only(
     pipeline.check()
 
 
-def test_memory_is_counted_as_sent_and_a_batch_beyond_it_is_refused(made: Rig, pipeline: RemotePipeline) -> None:
-    ticket = pipeline.submit(chain(1, 0, (1,) * 60))
-    with pytest.raises(EngineError, match="memory"):
-        pipeline.submit(Batch(tuple(Segment(SeqId(seq), 0, (1,) * 60) for seq in range(2, 10))))
-    pipeline.collect(ticket)
-    pipeline.release(SeqId(1))
-    pipeline.check()
-    assert {stage.free_rows() for stage in spans(made)} == {512}
-
-
 def test_tokens_are_sampled_at_the_last_stage_with_the_batch_or_behind_it(
     pipeline: RemotePipeline, whole: Engine
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.stages.history import AGAIN, MAX_LOG, Entry, History, Imported
+from paceline.runtime.stages.history import AGAIN, Entry, History, Imported
 from paceline.wire.stages.messages import PruneRows, ReleaseRows, RunBatch, TruncateRows
 from tests.engine.late_segments import Sender
 
@@ -139,18 +139,3 @@ def test_a_step_that_failed_costs_its_sequence_only_until_it_is_released() -> No
     for entry in told.replay():
         do(engine, entry)
     assert engine.length(SeqId(1)) == 2
-
-
-def test_a_result_that_is_kept_for_ever_does_not_keep_the_log() -> None:
-    told = history()
-    told.sent(RunBatch(1, (Segment(SeqId(1), 0, (1,)),)))
-    for row in range(1, MAX_LOG + 5):
-        unneeded(told, Segment(SeqId(1), row, (row % 7,)))
-        assert 1 in told._needed, "somebody waits for it"
-    told.came(1)
-    unneeded(told, Segment(SeqId(1), MAX_LOG + 5, (3,)))
-    assert 1 not in told._needed
-    engine = fresh()
-    for entry in told.replay():
-        do(engine, entry)
-    assert engine.length(SeqId(1)) == MAX_LOG + 6

@@ -17,15 +17,15 @@ from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.stages import links, members, stage_head, stage_worker
-from paceline.runtime.stages.links import StageLink, dial_stage
+from paceline.runtime.stages import links, members, stage_head
+from paceline.runtime.stages.links import dial_stage
 from paceline.runtime.stages.local import LocalPlace
-from paceline.runtime.stages.members import Member, Members, Place
+from paceline.runtime.stages.members import Place
 from paceline.runtime.stages.pipeline import FarLogits
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
-from paceline.wire.stages.messages import About, BatchDone, Describe, NeighbourLost, RequestDone, RequestFailed
+from paceline.wire.stages.messages import BatchDone, RequestDone, RequestFailed
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig, standing
 
@@ -173,21 +173,6 @@ def test_a_pipeline_ends_while_a_stage_is_being_started_again() -> None:
         assert pipeline.losses == 1
 
 
-@pytest.mark.anyio
-async def test_a_stage_that_answers_something_else_counts_as_lost() -> None:
-    member = Member(Place("127.0.0.1:1"))
-
-    class Confused:
-        is_open = True
-
-        def send(self, message: Describe) -> None:
-            assert member.heard(RequestDone(message.request))
-
-    member.link = cast(StageLink, Confused())
-    with pytest.raises(LinkClosed, match="answered something else"):
-        await member.ask(Describe(1, True), 60.0, About)
-
-
 def test_a_stranger_who_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "OPEN_S", 0.1)
     with (
@@ -219,27 +204,6 @@ def test_rows_that_one_stage_has_imported_are_imported_again_when_another_is_los
         pipeline.check()
 
 
-def test_a_link_that_is_lost_while_the_stages_are_being_linked_is_made_again(
-    whole: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The neighbour tells of it when the head does not count the pipeline as whole yet."""
-    link, attempts = Members.link, 0
-
-    async def torn(self: Members) -> None:
-        nonlocal attempts
-        await link(self)
-        attempts += 1
-        if attempts == 2:
-            self._heard(self.order[0], NeighbourLost(self.epoch, "the stage behind: it was cut"))
-
-    monkeypatch.setattr(Members, "link", torn)
-    with rig(DEMO, even_spans(6, 2), options=OPTIONS, spares=[None]) as made:
-        begin(made)
-        made.stages[1].break_off()
-        go_on(made, whole)
-        assert attempts >= 3, "the torn one was not the last"
-
-
 def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)
     with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
@@ -255,33 +219,6 @@ def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pyte
                 pipeline.changed.wait(0.05)
         with pytest.raises(EngineError, match=r"stage 2 of 2.*has numbers in bfloat16.*the others have float32"):
             pipeline.submit(chain(1, 0, (3,)))
-
-
-class CannotStart(NeverAgain):
-    """A place whose process ends as soon as it is started again."""
-
-    @property
-    def has_failed(self) -> bool:  # type: ignore[override]  # here it changes
-        return self.asked > 1
-
-    async def address(self) -> str:
-        self.asked += 1
-        if self.asked > 1:
-            raise LinkClosed("local stage 2 could not be started: there is no model any more")
-        return await Place.address(self)
-
-
-def test_answers_do_not_wait_for_a_process_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_head, "PATIENCE_S", 0.5)  # `START_PATIENCE_S` is longer than a test may take
-    monkeypatch.setattr(stage_head, "START_PATIENCE_S", 3600.0)
-    key = PrivateKey.generate()
-    with standing(even_spans(6, 2), key.public_key) as stages:
-        places = [CannotStart(stage.address) for stage in stages]
-        pipeline = open_pipeline(DEMO, places, key, {stage.name: stage.key.public_key for stage in stages})
-        stages[1].break_off()
-        with pytest.raises(EngineError, match=r"stage 2 of 2, layers 3:6: local stage 2 could not be started"):
-            pipeline.collect(pipeline.submit(chain(1, 0, (3,))))
-        pipeline.close()
 
 
 @pytest.mark.anyio
@@ -304,19 +241,6 @@ def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
     assert failure_of(RequestDone(3), "too large") == RequestFailed(3, "too large")
     done = failure_of(BatchDone(1, 2, (None,), (1,), None), "too large")
     assert done == BatchDone(1, 2, (), (), "too large")
-
-
-def test_a_stage_answers_a_request_that_it_cannot_carry_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(stage_worker, "kv_to_wire", broken)
-    with rig(DEMO, [(0, 6)], options=OPTIONS) as made:
-        pipeline = made.pipeline
-        pipeline.collect(pipeline.submit(chain(1, 0, (5, 6))))
-        with pytest.raises(EngineError, match="no room"):
-            pipeline.export_kv(SeqId(1), (5, 6))
-        pipeline.check()
 
 
 def test_a_stage_whose_key_is_revoked_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,13 +195,6 @@ async def test_what_is_sent_is_the_same_whatever_the_private_documents_hold(near
         assert texts_read(made) == sorted(wanted.get(found, found.passage.text) for found in best)
 
 
-async def test_where_one_text_says_nothing_its_passages_alone_are_read_whole() -> None:
-    here = Models(rewrite=("NONE",), refine=("The key lies below the broom [1].",))
-    async with device(here=here, there=Models(rewrite=("NONE",), refine=("NOTHING",))) as made:
-        await made.answer(ASKED, FarAndNear([HERE_TOO], [SHORT, LONG]))
-        assert texts_read(made) == [LONG.passage.text, "The key lies below the broom."]
-
-
 async def test_a_public_text_that_the_cloud_does_not_write_is_written_here_if_it_is_read() -> None:
     there = Models(rewrite=("NONE",), fault="refine")
     for near, texts in ([], 1), (BETTER, 1), ([HERE_TOO], 2):
@@ -288,20 +281,6 @@ async def test_sub_questions_that_the_cloud_has_written_before_it_was_lost_are_s
         await made.bench.unlink()
         assert (await answering).degraded is None
     assert sorted(places.queries) == ["Where is the key?", "Which broom hides the key?"]
-
-
-@pytest.mark.parametrize("is_faster", [True, False])
-async def test_a_cloud_that_is_known_to_be_slower_is_tried_again_and_a_faster_one_needs_no_trial(
-    is_faster: bool,
-) -> None:
-    async with device() as made:
-        known = made.driver.profiles
-        for phase in () if is_faster else ("prefill", "decode"):
-            known.forget(f"agent/{phase}", CLOUD)
-            known.learn(f"agent/{phase}", CLOUD, 4, 9.0)
-        made.units._forgets = 0.0  # its time is over
-        assert made.bench.links is not None and made.units.offer(made.bench.links[0])
-        assert (known.get("agent/decode", CLOUD) is not None) == is_faster
 
 
 async def test_a_client_that_leaves_ends_the_text_at_the_cloud() -> None:

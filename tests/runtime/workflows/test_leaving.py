@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node import REQUEST, nodes
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
 
 pytestmark = pytest.mark.anyio
@@ -63,15 +62,6 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
     await driver.close()
 
 
-@pytest.mark.parametrize("change", [{"documents": 0}, {"messages": ({"role": "system", "content": "Be brief."},)}])
-async def test_without_documents_or_a_question_the_cloud_is_not_searched(change: dict[str, Any]) -> None:
-    async with nodes() as (bench, _):
-        asked = changed(REQUEST, workflow="fast", privacy="answer-private", strategy="auto", **change)
-        _, done = await collect(await bench.device.prepare(asked))
-        assert not done.stats.get("sent_open_bytes")
-        assert not done.found
-
-
 async def test_a_workflow_ends_with_the_program() -> None:
     driver, models = WorkflowDriver(UnitRegistry("device")), Models(hold="rewrite")
     reading = asyncio.create_task(_all(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
@@ -80,13 +70,6 @@ async def test_a_workflow_ends_with_the_program() -> None:
     with pytest.raises(PacelineError, match="shutting down"):
         async with asyncio.timeout(30):
             await reading
-
-
-async def test_a_conversation_that_is_too_long_is_refused_before_anything_runs() -> None:
-    long = ({"role": "user", "content": "word " * 5000},)
-    async with nodes() as (bench, _):
-        with pytest.raises(RequestError, match="maximum context"):
-            await bench.device.prepare(changed(REQUEST, workflow="advanced", messages=long))
 
 
 async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

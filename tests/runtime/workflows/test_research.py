@@ -144,14 +144,6 @@ async def test_a_plan_without_a_search_needs_no_second_look() -> None:
     assert done.degraded is None
 
 
-async def test_a_web_that_is_down_leaves_the_simpler_workflow() -> None:
-    web, models = ScriptedWeb(faults=frozenset({"key in the hall"})), Models()
-    done = await researched(web, models)
-    assert (done.degraded, read(models)) == ("workflow_incomplete", [("The key is under the broom.", "")])
-    assert "left out: search web" in done.strategy_reason
-    assert not models.of("look")
-
-
 async def test_a_page_that_cannot_be_fetched_leaves_its_snippet() -> None:
     web, models = ScriptedWeb(faults=frozenset({HALL.url})), Models()
     done = await researched(web, models)
@@ -190,61 +182,6 @@ async def test_no_more_pages_are_read_than_there_is_room_for() -> None:
     web = ScriptedWeb({"key": many}, {each.url: ["The key."] for each in many}, limits=WebLimits(pages=2))
     await researched(web, Models(look=("another key search\n",)))
     assert web.read_urls == [many[0].url, many[1].url] and len(web.queries) == 2
-
-
-async def test_private_words_are_in_no_request_to_the_web() -> None:
-    """Neither what a document says nor an earlier answer is read by an agent that searches the web."""
-    earlier = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
-    web = ScriptedWeb()
-    models = Models()
-    await researched(web, models, changed(RESEARCH, messages=(*earlier, *RESEARCH.prompt.messages)))
-    for kind in ("plan", "look"):
-        (asked,) = models.of(kind)
-        assert "SECRET" not in str(asked.prompt.messages) and "under the broom" not in str(asked.prompt.messages)
-
-
-@pytest.mark.parametrize("hold", ["search", "page", "plan", "look"])
-async def test_a_client_that_leaves_stops_the_research(hold: str) -> None:
-    never = asyncio.Event()
-    web = ScriptedWeb(
-        held={"key in the hall": never} if hold == "search" else {HALL.url: never} if hold == "page" else {}
-    )
-    models = Models(hold=hold)
-    driver = WorkflowDriver(UnitRegistry("device", web=True))
-    run = WorkflowRun(RESEARCH, "device", ScriptedPlaces({"key": KEY}), driver, models.admit, web=web)
-    reading = asyncio.create_task(_all(run))
-    async with asyncio.timeout(30):
-        while not (models.holding.is_set() or (hold == "search" and web.queries) or (hold == "page" and web.read_urls)):
-            await asyncio.sleep(0)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    while driver.under_way:
-        await asyncio.sleep(0)
-    assert all(text.closed.is_set() for text in models.texts)
-    asked = len(models.asked), len(web.queries), len(web.read_urls)
-    await driver.close()
-    assert asked == (len(models.asked), len(web.queries), len(web.read_urls))
-
-
-@pytest.mark.parametrize("stage", ["embed", "_near"])
-async def test_a_local_stage_that_never_ends_is_given_up(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.workflows.lookup.STAGE_S", 0.05)
-    stuck = asyncio.Event()
-    registry = UnitRegistry("device", web=True)
-    run = registry.run
-
-    async def running(unit: str, work: Any) -> Any:
-        if stage in work.__code__.co_names:
-            await stuck.wait()
-        return await run(unit, work)
-
-    monkeypatch.setattr(UnitRegistry, "run", lambda _, unit, work: running(unit, work))
-    models, driver = Models(), WorkflowDriver(registry)
-    events = await _all(WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit))
-    await driver.close()
-    done = events[-1]
-    assert isinstance(done, GenerationResult) and done.degraded == "workflow_incomplete"
-    assert any("no end within 0.05 s" in step.text for step in done.steps)
 
 
 async def test_a_lost_search_of_the_other_side_is_an_error_where_the_request_says_so() -> None:

@@ -190,15 +190,6 @@ async def test_statements_take_the_place_of_the_passages_that_they_cite() -> Non
     ]
 
 
-async def test_what_is_learnt_of_a_prompt_is_of_all_of_it() -> None:
-    """Also of the first one, which is launched as if it were a few tokens."""
-    driver = WorkflowDriver(UnitRegistry("device"))
-    await _all(WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit))
-    known = driver.profiles.get("agent/prefill", "engine")
-    assert known is not None and min(known.shapes) >= 50
-    await driver.close()
-
-
 async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_with_the_answer() -> None:
     """Both passages of the question, since its rewriting waits until they are read; then the sub-question's."""
     models = Models(rewrite=("Which key is on the map?\n",))
@@ -325,15 +316,6 @@ async def test_a_device_asks_its_cloud_as_the_level_allows(privacy: Any, is_aske
         _, done = await collect(await bench.device.prepare(asked))
         assert ("search far" in {step.stage for step in done.steps}) == is_asked
         assert (done.stats.get("sent_open_bytes", 0.0) > 0) == is_asked
-
-
-async def test_leaving_a_node_s_workflow_leaves_no_rows() -> None:
-    """`nodes` asserts that no sequence has rows at the end."""
-    async with nodes() as (bench, _):
-        generation = await bench.device.prepare(changed(REQUEST, workflow="advanced", steps=True))
-        events: Any = generation.run()
-        await anext(events)
-        await events.aclose()
 
 
 async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text(
