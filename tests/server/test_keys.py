@@ -1,28 +1,35 @@
-"""Keys from `paceline keys`: stored hashed, bound, scoped, expiring, and revoked while the server runs."""
+"""Keys of clients, and keys that a device and a server keep of each other."""
 
 from __future__ import annotations
 
+import base64
 import json
+import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from device_agent.cloud import Credential, Credentials
 from paceline.api.app import create_app
 from paceline.api.http import auth
 from paceline.api.http.auth import Identity, Keyring, check_exposure
 from paceline.commands.main import build
 from paceline.errors import ConfigError
+from paceline.runtime.identity import PrivateKey
+from paceline.wire.identity import code_secrets
 from server import keys as keys_module
 from server.commands import register
 from server.keys import DAY_S, MARK, REQUIRED, SHOWN, Keys
+from server.program import server_key
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
 from tests.clocks import read_from
-from tests.server.test_devices import Clock
+from tests.server.test_devices import SERVER, Clock, mode
 
 CHAT = "/v1/chat/completions"
 
@@ -135,15 +142,6 @@ def test_what_cannot_be_a_key_is_a_sentence(keys: Keys) -> None:
     assert not keys.all()
 
 
-def test_keys_are_read_only_after_a_change(keys: Keys) -> None:
-    with keys.current() as stored:
-        keys.create("a")
-        first = stored()
-        assert stored() is first
-        Keys(Path(keys._tables.place.name).parent).create("b")  # as another process does
-        assert len(stored()) == 2
-
-
 @pytest.mark.parametrize("lost", ["empty", "missing", "without a key"])
 def test_a_lost_file_of_keys_does_not_open_a_server(tmp_path: Path, lost: str) -> None:
     keys = Keys(tmp_path)
@@ -246,3 +244,118 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
     assert key not in listed.stdout
     assert [row["state"] for row in json.loads(command(tmp_path, "list", "--json").stdout)] == ["revoked", "valid"]
     assert isinstance(command(tmp_path, "revoke", "app").exception, ConfigError)
+
+
+# ---- at the device --------------------------------------------------------------------------------------------------
+def credential(device: str = "phone", keys: int = 1) -> Credential:
+    return Credential(device, SERVER.public_key, tuple(PrivateKey.generate() for _ in range(keys)))
+
+
+def seen(found: Credential | None) -> tuple[str, bytes, list[bytes]]:
+    assert found is not None
+    return found.device, found.server_key, [key.seed for key in found.keys]
+
+
+def test_credentials_are_kept_by_cloud_in_a_file_of_mode_0600(tmp_path: Path) -> None:
+    kept = Credentials(tmp_path / "new" / "state")
+    assert kept.get("https://a.example") is None
+    first, second, third = credential("phone"), credential("mobile", 2), credential("phone")
+    before = os.umask(0)
+    try:
+        kept.put("https://a.example", first)
+        kept.put("https://b.example", second)
+        kept.put("https://a.example", third)
+    finally:
+        os.umask(before)
+    assert seen(Credentials(tmp_path / "new" / "state").get("https://a.example")) == seen(third)
+    assert seen(kept.get("https://b.example")) == seen(second)
+    assert mode(kept.path) == 0o600 and os.listdir(kept.path.parent) == ["credentials.json"]
+    assert mode(tmp_path / "new") == mode(tmp_path / "new" / "state") == 0o700
+
+
+def test_a_credential_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    kept = Credentials(tmp_path)
+    kept.put("https://a.example", credential())
+    for bits in (0o604, 0o640, 0o644, 0o620):
+        kept.path.chmod(bits)
+        with pytest.raises(ConfigError, match="chmod 600"):
+            kept.get("https://a.example")
+
+
+def test_a_folder_in_which_others_may_replace_keys_is_refused(tmp_path: Path) -> None:
+    for bits in (0o702, 0o707, 0o777, 0o722):
+        tmp_path.chmod(bits)
+        with pytest.raises(ConfigError, match="chmod 700"):
+            Credentials(tmp_path).put("https://a.example", credential())
+        with pytest.raises(ConfigError, match="chmod 700"):
+            server_key(tmp_path)
+
+
+def test_a_folder_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    Credentials(tmp_path).put("https://a.example", credential())
+    assert mode(tmp_path) == 0o700
+
+
+SOME_KEY = base64.b64encode(bytes(32)).decode()
+ENTRY = {"device": "phone", "server_key": SOME_KEY, "keys": [SOME_KEY]}
+FAULTS: list[dict[str, object]] = [
+    {"device": 5},
+    {"server_key": "AAAA"},
+    {"server_key": "!"},
+    {"keys": []},
+    {"keys": ["AAAA"]},
+    {"keys": [SOME_KEY] * 3},
+    {"keys": 5},
+]
+
+
+def test_a_damaged_credential_file_is_a_sentence(tmp_path: Path) -> None:
+    kept = Credentials(tmp_path)
+    kept.path.touch(mode=0o600)
+    for content in (
+        *("", "[]", "{", "null", '{"a": {}}', '{"format": 1, "clouds": 5}', '{"format": 1}'),
+        *(json.dumps({"format": 1, "clouds": {"a": ENTRY | change}}) for change in FAULTS),
+    ):
+        kept.path.write_text(content)
+        with pytest.raises(ConfigError, match="is damaged: remove it"):
+            kept.get("a")
+
+
+def test_a_credential_file_of_another_format_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    kept = Credentials(tmp_path)
+    kept.path.touch(mode=0o600)
+    for content in ('{"format": 2, "clouds": {}}', '{"format": "1"}'):
+        kept.path.write_text(content)
+        with pytest.raises(ConfigError, match=r"credentials\.json was written by another version .* enrol"):
+            kept.get("https://a.example")
+        with pytest.raises(ConfigError, match="another version"):
+            kept.put("https://a.example", credential())
+        assert kept.path.read_text() == content
+
+
+def test_a_credential_does_not_show_its_secret() -> None:
+    shown = credential()
+    assert "keys" not in repr(shown) and shown.keys[0].seed.hex() not in repr(shown.keys[0])
+    assert "seed" not in repr(code_secrets("AAAA-BBBB-CCCC-DDDD"))
+
+
+# ---- the server's key -----------------------------------------------------------------------------------------------
+def test_a_server_keeps_one_key_in_a_private_file(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = {key.seed for key in pool.map(lambda _: server_key(tmp_path / "state"), range(8))}
+    assert made == {server_key(tmp_path / "state").seed}
+    assert mode(tmp_path / "state" / "server-key.pem") == 0o600
+    assert os.listdir(tmp_path / "state") == ["server-key.pem"]
+
+
+def test_a_server_key_that_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "server-key.pem"
+    file.touch(mode=0o600)
+    for content in (b"", b"-----BEGIN PRIVATE KEY-----", b"nonsense"):
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match="restore it from a copy"):
+            server_key(tmp_path)
+    file.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        server_key(tmp_path)

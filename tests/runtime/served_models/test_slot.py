@@ -1,14 +1,23 @@
-"""The life of one model: loaded once for all who ask, kept while it is used, gone when it is unloaded."""
+"""Models that are loaded on demand: one load for all who ask, room in memory, and joining the other side."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
-from paceline.errors import ConfigError, RequestError
+from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.fake import fake_model
+from paceline.errors import ConfigError, EngineError, RequestError
 from paceline.runtime.node import Node
+from paceline.runtime.resources import Company, NodeParts
+from paceline.runtime.served_models import ModelMemory, ServedModels
+from paceline.runtime.service import Generation, GenerationResult
+from tests.requests import a_request, changed
 from tests.runtime.served_models.loaded_on_demand import OnDemand
+from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
@@ -94,3 +103,176 @@ async def test_a_program_that_ends_ends_a_loading() -> None:
     await model.slot.close()
     with pytest.raises(RequestError, match="the program ends"):
         await asking
+
+
+# ---- which models are unloaded --------------------------------------------------------------------------------------
+ALL = 1600  # bytes
+
+
+@asynccontextmanager
+async def loaded(*models: OnDemand) -> AsyncIterator[ModelMemory]:
+    """All of them loaded and idle, in memory that each takes its weights of."""
+
+    def free() -> int:
+        return ALL - sum(model.weights for model in models if model.slot.state == "loaded")
+
+    memory = ModelMemory(idle_s=60.0, free=free, total=ALL)
+    memory.slots += [model.slot for model in models]
+    for model in models:
+        async with model.slot.used():
+            pass
+    yield memory
+    for model in models:
+        await model.slot.close()
+
+
+def states(models: Sequence[OnDemand]) -> list[bool]:
+    return [model.slot.state == "loaded" for model in models]
+
+
+async def test_a_model_is_unloaded_after_its_time_without_requests() -> None:
+    models = [OnDemand("a"), OnDemand("b")]
+    async with loaded(*models) as memory:
+        models[0].now, models[1].now = 59.0, 60.0
+        await memory.unload_idle()
+        assert states(models) == [True, False]
+
+
+async def test_where_memory_is_short_the_longest_idle_goes_first() -> None:
+    models = [OnDemand("a", weights=700), OnDemand("b", weights=850)]
+    async with loaded(*models) as memory:
+        models[0].now, models[1].now = 2.0, 1.0
+        await memory.unload_idle()
+        assert states(models) == [False, True]
+
+
+async def test_room_is_made_for_a_model_and_one_that_is_used_stays() -> None:
+    models = [OnDemand("a", weights=500), OnDemand("b", weights=500), OnDemand("c", weights=400)]
+    async with loaded(*models[:2]) as memory:
+        models[0].now, models[1].now = 9.0, 1.0
+        async with models[0].slot.used(), memory.room_for(models[2].slot):
+            assert states(models) == [True, True, False], "600 are free, and 500 are needed"
+        models[2].slot.weights = 600
+        async with models[0].slot.used(), memory.room_for(models[2].slot):
+            assert states(models) == [True, False, False]
+
+
+async def test_a_model_for_which_there_is_no_room_is_refused_with_who_is_in_the_way() -> None:
+    models = [OnDemand("a", weights=1000), OnDemand("b", weights=800)]
+    async with loaded(models[0]) as memory, models[0].slot.used():
+        with pytest.raises(EngineError, match="beside a, in use now"):
+            async with memory.room_for(models[1].slot):
+                pass
+    async with loaded() as memory:
+        models[1].slot.weights = ALL
+        with pytest.raises(EngineError, match=r"it needs 0\.0 GB of memory, and 0\.0 GB are free\.$"):
+            async with memory.room_for(models[1].slot):
+                pass
+
+
+# ---- nodes of further models beside a linked one --------------------------------------------------------------------
+async def test_a_model_that_was_there_before_the_link_joins_and_is_told_of_its_loss() -> None:
+    async with nodes(linked=False) as (bench, tasks):
+        further = Node("device", fake_model(7), None, beside=bench.device.beside(joins=True, alone=str))
+        async with further:
+            await bench.link(tasks)
+            text, done = await collect(await further.prepare(REQUEST))
+            first, _ = await collect(await bench.device.prepare(REQUEST))
+            assert (done.strategy, done.degraded) == ("aggregate", None)
+            assert text != first
+            cut = await further.prepare(REQUEST)
+            events = cut.run()
+            await anext(events)
+            await bench.unlink()
+            last = [event async for event in events][-1]
+            assert getattr(last, "degraded", None) == "cloud_lost"
+
+
+async def test_a_model_that_has_gone_is_told_of_no_link_any_more() -> None:
+    async with nodes() as (bench, _):
+        async with Node("device", fake_model(7), None, beside=bench.device.beside(joins=True, alone=str)) as further:
+            await collect(await further.prepare(REQUEST))
+        _, done = await collect(await bench.device.prepare(REQUEST))
+        assert (done.strategy, done.degraded) == ("aggregate", None), "the link is the first node's"
+
+
+async def test_a_model_with_another_tokenizer_writes_alone_and_says_why() -> None:
+    async with nodes() as (bench, _):
+        beside = bench.device.beside(joins=False, alone=lambda: "it has another tokenizer")
+        async with Node(
+            "device", fake_model(7), None, NodeParts(company=Company(expects_peer=lambda: True)), beside=beside
+        ) as further:
+            _, done = await collect(await further.prepare(REQUEST))
+            assert done.strategy_reason == "the cloud is not asked: it has another tokenizer"
+            assert done.degraded == "cloud_refused"
+            with pytest.raises(RequestError, match="The cloud takes no part: it has another tokenizer") as refused:
+                await further.prepare(changed(REQUEST, on_loss="fail"))
+            assert refused.value.code == "model_writes_alone"
+
+
+# ---- several models behind one service ------------------------------------------------------------------------------
+SHORT = a_request(
+    messages=({"role": "user", "content": "Where is the key?"},),
+    sampling=SamplingParams(temperature=0.0, seed=5),
+    max_tokens=12,
+)
+
+
+@asynccontextmanager
+async def served(*further: OnDemand) -> AsyncIterator[ServedModels]:
+    memory = ModelMemory(idle_s=60.0, free=lambda: 1 << 40, total=1 << 40)
+    memory.slots += [model.slot for model in further]
+    async with Node("cloud", fake_model(), None) as node, ServedModels(node, memory) as service:
+        yield service
+
+
+async def text_of(generation: Generation) -> str:
+    text = ""
+    async for event in generation.run():
+        text += "" if isinstance(event, GenerationResult) else event.text
+    return text
+
+
+async def test_each_request_is_answered_by_the_model_it_names() -> None:
+    second = OnDemand(seed=7)
+    async with served(second) as service:
+        assert [model.name for model in service.models()] == ["fake", "second"]
+        assert service.model_status("second").state == "unloaded"
+        texts = [await text_of(await service.prepare(changed(SHORT, model=name))) for name in ("", "fake", "second")]
+        assert texts[0] == texts[1] != texts[2]
+        assert service.model_status("second").state == "loaded"
+        assert service.readiness().detail["also_loaded"] == "second"
+
+
+async def test_a_model_stays_until_its_answer_has_ended_however_it_ends() -> None:
+    second = OnDemand()
+    async with served(second) as service:
+        closed, left, finished = [await service.prepare(changed(SHORT, model="second")) for _ in range(3)]
+        assert second.slot.idle_s is None
+        await closed.aclose()
+        events = left.run()
+        await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]  # a generator
+        assert second.slot.idle_s is None
+        await text_of(finished)
+        assert second.slot.idle_s == 0.0
+
+
+async def test_tokens_and_scores_are_of_the_model_that_is_named() -> None:
+    second = OnDemand(seed=7)
+    async with served(second) as service:
+        async with service.of("second") as named, service.of("") as first:
+            prompt = await named.tokenize("abc")
+            assert await named.token_bytes(prompt) == await first.token_bytes(prompt)
+            await named.check(changed(SHORT, messages=(), tokens=prompt, model="second"), room=1)
+            scores = [await model.score(prompt, 0) for model in (first, named)]
+        assert scores[0] != scores[1]
+        assert second.slot.idle_s == 0.0
+
+
+async def test_a_request_that_is_refused_leaves_the_model_idle() -> None:
+    second = OnDemand()
+    async with served(second) as service:
+        with pytest.raises(Exception, match="strategy"):
+            await service.prepare(changed(SHORT, model="second", strategy="no-such"))
+        assert second.slot.idle_s == 0.0

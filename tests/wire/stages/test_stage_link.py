@@ -1,4 +1,4 @@
-"""The links of a model in stages as machines: rows, bulk messages, credits, hostile bytes."""
+"""The link of a stage: rows, batches, what is too much, and its handshake."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, dialling_handshake, stage_handshake
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode_with, encode
-from paceline.wire.effects import Bulk, Deliver, Disconnected, Effect, Transmit
+from paceline.wire.effects import Bulk, Claim, Deliver, Disconnected, Effect, Transmit
 from paceline.wire.messages import Frame
 from paceline.wire.stages import link as stage_link
 from paceline.wire.stages.link import BULK_BEGINS, CHUNK, StageMachine, bulk_header
@@ -38,7 +38,7 @@ from paceline.wire.stages.messages import (
     sampled_to_wire,
     without_others,
 )
-from tests.wire.identities import frame_of
+from tests.wire.identities import claim_of, frame_of
 
 WINDOW = 64
 HEAD, STAGE = PrivateKey(bytes([1]) * 32), PrivateKey(bytes([2]) * 32)
@@ -332,3 +332,50 @@ def test_what_was_sampled_comes_as_it_was_and_what_cannot_be_closes_the_link() -
     with pytest.raises(RemoteProtocolError):
         cut = encode(SampledRows(3, [[SampledRow(7, short)]])).replace(b"\xc4\x04\x02\0\0\0", b"\xc4\x03\x02\0\0")
         decode_with(stage_link._decoder.decode, cut)
+
+
+# ---- the handshake of stages ----------------------------------------------------------------------------------------
+HEAD_KEY, STAGE_KEY, OTHER = (PrivateKey(bytes([n]) * 32) for n in (1, 2, 3))
+
+
+def ends(certificate: bytes = b"certificate", seen: bytes = b"certificate") -> tuple[StageMachine, StageMachine]:
+    """(dialler, listener), the dialler's claim to be the head not sent yet."""
+    return (
+        StageMachine(dialling_handshake("head", HEAD_KEY, seen)),
+        StageMachine(stage_handshake("s1", STAGE_KEY, certificate)),
+    )
+
+
+def challenge_of(dialler: StageMachine, listener: StageMachine) -> bytes:
+    listener.connection_made(0.0)
+    return frame_of(listener.received(frame_of(dialler.connection_made(0.0)), 0.0))
+
+
+def claims(dialler: StageMachine, listener: StageMachine) -> tuple[Claim, Claim]:
+    """What each end claims; both are believed."""
+    of_stage = claim_of(dialler.received(challenge_of(dialler, listener), 0.0))
+    of_head = claim_of(listener.received(frame_of(dialler.authenticated(STAGE_KEY.public_key, 0.0)), 0.0))
+    return of_stage, of_head
+
+
+def test_both_ends_prove_their_keys() -> None:
+    dialler, listener = ends()
+    of_stage, of_head = claims(dialler, listener)
+    assert of_stage.device == "s1" and of_stage.proves(STAGE_KEY.public_key) and not of_stage.proves(OTHER.public_key)
+    assert of_head.device == "head" and of_head.proves(HEAD_KEY.public_key) and not of_head.proves(OTHER.public_key)
+    welcome = next(frame_of([effect]) for effect in listener.authenticated(HEAD_KEY.public_key, 0.0))
+    assert not dialler.is_up and dialler.received(welcome, 0.0) and dialler.is_up and listener.is_up
+
+
+def test_who_passes_frames_on_between_two_connections_is_found_out_by_both() -> None:
+    of_stage, of_head = claims(*ends(certificate=b"the stage's certificate", seen=b"his own"))
+    assert not of_stage.proves(STAGE_KEY.public_key)
+    assert not of_head.proves(HEAD_KEY.public_key)
+
+
+@pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
+def test_a_head_tells_a_stage_that_it_does_not_know_nothing_more(refusal: CloseCode) -> None:
+    dialler, listener = ends()
+    dialler.received(challenge_of(dialler, listener), 0.0)
+    [end] = dialler.authenticated(refusal, 0.0)
+    assert isinstance(end, Disconnected) and end.code == refusal

@@ -1,19 +1,23 @@
-"""Declared units of a node: what they may run, on which cores, and what computes there."""
+"""Units of a machine, and work on them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing
 
 import pytest
 
 from paceline.errors import PacelineError
 from paceline.rag.embedder import ComputeThreads
-from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, UnitRegistry
+from paceline.rag.parsing.process import ParserPool, memory_file
+from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, PlainWork, UnitRegistry
 from paceline.runtime.workflows.lookup import within
 
 pytestmark = pytest.mark.anyio
+
 CORE = min(os.sched_getaffinity(0))
 
 
@@ -68,3 +72,71 @@ async def test_work_that_takes_too_long_keeps_nothing_else_waiting() -> None:
     finally:
         go.set()
         registry.close()
+
+
+# ---- plain requests on the units of a node --------------------------------------------------------------------------
+HOSTS = (HostUnit("left", frozenset({CORE})), HostUnit("right", does=frozenset({"search", "embed"})))
+
+
+@pytest.fixture
+async def plain() -> AsyncIterator[tuple[UnitRegistry, PlainWork]]:
+    registry = UnitRegistry("device", NodeUnits(HOSTS))
+    work = PlainWork(registry)
+    yield registry, work
+    assert not work._busy, "nothing is under way"
+    work.close()
+    registry.close()
+
+
+def look() -> tuple[set[int], str]:
+    return os.sched_getaffinity(0), threading.current_thread().name
+
+
+Plain = tuple[UnitRegistry, PlainWork]
+
+
+async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(plain: Plain) -> None:
+    registry, work = plain
+    held, let_go = threading.Event(), threading.Event()
+    assert (await work.run("search", look, ""))[1].startswith("requests left")
+
+    def hold() -> None:
+        held.set()
+        let_go.wait(60)
+
+    launch = asyncio.create_task(registry.run("left", hold))
+    await asyncio.to_thread(held.wait, 60)
+    assert (await work.run("search", look, ""))[1].startswith("requests right")
+    cores, thread = await work.run("rerank", look, "")  # which only the busy unit does: beside its launch, on its core
+    assert thread.startswith("requests left") and cores == {CORE}
+    let_go.set()
+    await launch
+    assert (await work.run("embed", look, ""))[1].startswith("requests left")
+
+
+async def test_the_thread_that_embeds_files_stays_on_the_cores_of_its_unit(plain: Plain) -> None:
+    _, work = plain
+
+    def index() -> set[int]:
+        with work.indexing():
+            return look()[0]
+
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.to_thread(_failing, work.indexing)
+    thread: Callable[[], set[int]] = index
+    assert await asyncio.to_thread(thread) == {CORE}
+
+
+async def test_a_file_is_parsed_on_the_cores_of_another_unit_than_it_is_embedded_on_where_there_is_one(
+    plain: Plain,
+) -> None:
+    _, work = plain
+    with closing(ParserPool(1)) as parsers:
+        parsing = parsers.submit("notes.md", lambda: memory_file(b"# Keys\n\nIn the hall.\n"), work.parsing)
+        parsed = await asyncio.wrap_future(parsing)
+    assert parsed.title == "Keys"
+
+
+def _failing(indexing: Callable[[], object]) -> None:
+    with indexing():  # type: ignore[attr-defined]  # a context manager
+        raise ZeroDivisionError
