@@ -19,7 +19,7 @@ _OTHER_NAME = 4.0  # what it takes off a span's log odds, for each word of anoth
 _MOST_WORDS = 2  # of a name
 _OTHER_LINE = 9.0  # that another sentence has all words of the question, and this line of a list none
 _OTHER_SENTENCE = 3.0  # likewise of running text, which goes on with what the sentence before is about
-_OTHER_KIND = 6.0  # that a price is asked for, and another span is one
+_OTHER_KIND = 9.0  # that a price is asked for, and another span is one
 
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
@@ -101,7 +101,6 @@ class Places:
         begin = 0
         for end in [*(found.end() for found in _SENTENCE.finditer(self._document)), len(self._document)]:
             sentence = self._document[begin:end]
-            num_shared = len(self._asked.intersection(map(_stem, words_in(sentence))))
             item = _ITEM.match(sentence)
             is_line = self._document[max(0, begin - 1) : begin] in ("", "\n")
             at = begin + (len(item[0]) if item else 0)
@@ -112,7 +111,10 @@ class Places:
                 words = frozenset(map(_stem, words_in(_JOINED.sub(" ", name))))
                 num_named = min(len(words), _MOST_WORDS) if words <= self._asked else 0
                 value = at + (named.end() if named else 0)
-                shared = num_shared + (self._is_mine and _YOURS.match(name) is not None)
+                within = part if self._is_share else sentence
+                shared = len(self._asked.intersection(map(_stem, words_in(within)))) + (
+                    self._is_mine and _YOURS.match(name) is not None
+                )
                 yield _Place(at, value, name, num_named, shared, is_line and bool(item or name), is_record)
                 at += len(part) + 2
             begin = end
@@ -128,7 +130,8 @@ class Places:
         if self._most:
             for at, place in enumerate(places):
                 weight = _OTHER_LINE if place.is_line or self._is_share else _OTHER_SENTENCE
-                costs[at] += weight * (1 - place.num_shared / self._most)
+                if not named[at]:  # a name that is asked for tells more
+                    costs[at] += weight * (1 - place.num_shared / self._most)
         if self._is_price:
             prices = [self._is_paid(*span, place.name) for span, place in zip(spans, places, strict=True)]
             if any(prices):

@@ -46,6 +46,8 @@ BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; 
         ("What is the serial number?", "pump.model: P-9\npump.serialNumber: 66-41-R", "66-41-R"),
         ("What is the serial number?", "Model number | P-9\nSerial number | 66-41-R", "66-41-R"),
         ("How much of the cost of the hearing aid does the health plan pay?", BILL, "935 EUR"),
+        ("What is the serial number of the lawn mower?", "Device: lawn mower Rex\nSerial no.: LM-4\n", "LM-4"),
+        ("How much is the soup?", "Dish: Soup; Portion: 300 g; Price: 6.20", "6.20"),
         ("How much of the brace does the fund pay?", BRACE, "610 EUR"),
         ("Who gets the desk?", "# Move\n\n- Ada Penn: the desk\n- Rolf Quist: the radio\n- Sam: the bed", "Ada Penn"),
         ("How much is the loft?", "Room: Loft; Beds: 4; Floor: 3; Rate: 77", "77"),
