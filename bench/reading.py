@@ -134,11 +134,13 @@ async def answer(node: Node, question: Question, read: tuple[Passage, ...], way:
         OutputForm(max_tokens=LENGTH),
         Sources(passages=read),
     )
-    began, first, text = time.perf_counter(), 0.0, ""
+    began, first = time.perf_counter(), 0.0
+    events = []
     async for event in (await node.prepare(request)).run():
         first = first or time.perf_counter()
-        if isinstance(event, GenerationResult):
-            rows = event.prompt_tokens - int(event.stats["cached_tokens"])
-            return Given(text, first - began, rows, stands([[question.answer]], text))
-        text += event.text
-    raise AssertionError("no last event")
+        events.append(event)
+    *tokens, done = events
+    assert isinstance(done, GenerationResult)
+    text = "".join(event.text for event in tokens if not isinstance(event, GenerationResult))
+    rows = done.prompt_tokens - int(done.stats["cached_tokens"])
+    return Given(text, first - began, rows, stands([[question.answer]], text))
