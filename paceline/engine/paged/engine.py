@@ -183,7 +183,9 @@ def _frequencies(engine: PagedEngine, model: PreTrainedModel, token: int) -> tup
         return ()
     frequencies = tuple(map(float, found[0].tolist()))
     seq, tokens = SeqId(-1), (token,) * _TURNED
+    replayed, engine.graphs = engine.graphs, None  # a trial is no step to keep
     engine.forward(Batch((Segment(seq, 0, tokens, logits="none"),)))
+    engine.graphs = replayed
     rows = engine.export_kv(seq, tokens)
     engine.release(seq)
     first, last = rows.keys[:1, :1], as_floats(rows.keys[:1, -1:], rows.dtype)
