@@ -1,4 +1,4 @@
-"""Document stores in real processes that are killed during changes."""
+"""Document stores in real processes: killed during changes, and two at once."""
 
 from __future__ import annotations
 
@@ -33,6 +33,21 @@ while True:
     i += 1
 """
 )
+
+ADDER = """
+import sys
+from pathlib import Path
+from paceline.rag.embedder import HashEmbedder
+from paceline.rag.store.documents import DocumentStore
+
+who = sys.argv[2]
+with DocumentStore.open(Path(sys.argv[1]), HashEmbedder()) as store:
+    print("open", flush=True)
+    sys.stdin.readline()
+    for i in range(10):
+        store.add_text(f"{who}{i}.txt", f"Fact {i} that {who} wrote.", zone="device")
+        store.add_text("shared.txt", f"Version {i} by {who}.", zone="device")
+"""
 
 
 def test_text_of_a_killed_removal_is_erased_when_the_store_is_opened_again(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from tests.strategies.cases import (
     two,
 )
 
+HEATS = (0.1, 0.0, 1.0, 0.0, 0.7)
 DIST = two(65, 66, 0.6)
 
 
