@@ -22,7 +22,8 @@ from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies import joint
-from paceline.wire.messages import OpenSession
+from paceline.wire.codec import decode
+from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate, side_by_side
 
@@ -80,6 +81,36 @@ def silence_cloud(bench: Bench) -> None:
         link.attach(opening.session, lambda _: None)
 
     link.on_open = take_part
+
+
+async def test_a_slow_search_on_the_device_changes_no_text() -> None:
+    texts: list[str] = []
+    async with nodes() as (bench, _):
+        give_documents(bench)
+        for node in (bench.cloud, bench.device):
+            texts.append((await collect(await node.prepare(REQUEST)))[0])
+    async with nodes() as (bench, _):
+        may_search = threading.Event()
+        give_documents(bench, may_search)
+        assert bench.pipes_in_use is not None
+        end, drafts = bench.pipes_in_use[0], 0
+        receive = end.recv_bytes
+
+        async def counted() -> bytes:
+            """Each call implies that the message of the previous call has been processed."""
+            nonlocal drafts
+            if drafts >= 4:
+                may_search.set()
+            data = await receive()
+            drafts += isinstance(decode(data), Drafts)
+            return data
+
+        end.recv_bytes = counted  # type: ignore[method-assign]  # to count drafts
+        # It waits however slow this machine is; else a silence of seconds has the cloud go on alone.
+        text, done = await collect(await bench.cloud.prepare(changed(REQUEST, on_loss="pause")))
+        assert drafts >= 4 and done.degraded is None
+        texts.append(text)
+    assert len(set(texts)) == 1, texts
 
 
 async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_answers() -> None:

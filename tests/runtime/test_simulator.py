@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.simulation import Network, Simulation
+from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
 from paceline.strategies.base import Side
@@ -100,6 +100,40 @@ def test_a_forward_takes_the_time_of_its_rows() -> None:
     constant = Simulation(request, by, forward={"device": 0.25})
     constant.run()
     assert constant.now == 0.25 * len(rows)
+
+
+def test_requests_of_several_devices_share_the_engine_of_the_cloud() -> None:
+    """Each with its own front, strategy and start; the cloud's steps hold rows of several of them."""
+    shared, single = engines()["cloud"], engines()["device"]
+    by = {"cloud": shared, "phone": single, "laptop": engines()["device"]}
+    sides: dict[str, Side] = {"phone": "device", "laptop": "device"}
+
+    def request(name: str, front: str, device: str, start: float) -> SimulatedRequest:
+        base = job(STRATEGIES[name], "cloud", SAMPLINGS["greedy"])
+        branches = {"cloud": BRANCHES["cloud"], device: BRANCHES["device"]}
+        peers = {"cloud": device, device: "cloud"}
+        return replace(base, front=front, branches=branches, sides=sides, peers=peers, start=start)
+
+    requests = [
+        request("aggregate", "phone", "phone", 0.0),
+        request("aggregate", "cloud", "laptop", 0.05),
+        request("autoregressive", "cloud", "phone", 0.1),
+        request("lookup_tree", "laptop", "laptop", 0.0),
+    ]
+    network, slow = Network((0.01, 0.03)), Network((0.2, 0.4), bandwidth=50_000.0)
+    world = Simulation(requests, by, network=network, links={("laptop", "cloud"): slow})
+    largest = 0
+
+    def watch(world: Simulation) -> None:
+        nonlocal largest
+        largest = max(largest, world.hosts["cloud"].steps.last.sequences)
+
+    world.run(watch)
+    joint = oracle.mixed(engines(), BRANCHES, SAMPLINGS["greedy"], MAX_TOKENS, EOS)
+    assert [answer.tokens for answer in world.answers] == [joint, joint, alone("cloud"), alone("device")]
+    assert largest > len(BRANCHES["cloud"]), "nothing was batched across requests"
+    pairs = {(sent.sender, sent.receiver) for sent in world.messages}
+    assert pairs == {("phone", "cloud"), ("cloud", "phone"), ("laptop", "cloud"), ("cloud", "laptop")}
 
 
 def test_a_cut_between_two_hosts_leaves_the_others_linked() -> None:

@@ -73,6 +73,33 @@ def test_a_chat_reads_the_stores_it_names(ann: openai.OpenAI, store: tuple[str, 
     assert {one["document"] for one in both} == {"boat.txt", "own.txt"}
 
 
+def test_a_response_searches_files_and_cites_them(ann: openai.OpenAI, store: tuple[str, str]) -> None:
+    vector_store, file = store
+
+    def annotations(**tool: object) -> list[dict[str, object]]:
+        response = ann.responses.create(
+            model=MODEL,
+            input=ASK,
+            temperature=0,
+            tools=[{"type": "file_search", "vector_store_ids": [vector_store], **tool}],  # type: ignore[list-item,typeddict-item]  # a test's shorthand
+            include=["file_search_call.results"],
+        )
+        search, message = response.output
+        assert search.type == "file_search_call" and search.queries == [ASK]
+        assert message.type == "message" and message.content[0].type == "output_text"
+        assert search.results is not None and len(search.results) == len(message.content[0].annotations)
+        for result in search.results:
+            assert (result.file_id, result.text, result.attributes) == (file, BOAT, {"year": 1999})
+        return [one.model_dump() for one in message.content[0].annotations]
+
+    (one,) = annotations(max_num_results=3)
+    assert (one["type"], one["file_id"], one["filename"]) == ("file_citation", file, "boat.txt")
+    year = {"type": "gt", "key": "year"}
+    assert len(annotations(filters=year | {"value": 1990})) == 1
+    assert annotations(filters=year | {"value": 2000}) == []
+    assert annotations(ranking_options={"score_threshold": 0.99}) == []
+
+
 # ---- what can be read -----------------------------------------------------------------------------------------------
 def test_documents_are_listed_with_a_question_for_each_and_uploads_are_not(url: str, store: tuple[str, str]) -> None:
     assert store

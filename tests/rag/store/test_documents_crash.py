@@ -69,3 +69,38 @@ store.remove("secret.txt")
     with DocumentStore.open(folder, HashEmbedder()) as store:
         assert store.count() == 0
         assert not any(b"quixotic" in file.read_bytes() for file in folder.iterdir())
+
+
+def test_an_open_store_sees_what_two_other_processes_add_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / "store"  # created by the first of the two
+    adders = [
+        subprocess.Popen(
+            [sys.executable, "-c", ADDER, str(folder), who], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for who in ("anna", "bert")
+    ]
+    try:
+        for adder in adders:
+            assert adder.stdout is not None
+            assert adder.stdout.readline() == "open\n"
+        with DocumentStore.open(folder, HashEmbedder()) as store:
+            assert store.search("Fact 9 that anna wrote", 1) == []
+            for adder in adders:
+                assert adder.stdin is not None
+                adder.stdin.write("go\n")
+                adder.stdin.flush()
+            while any(adder.poll() is None for adder in adders):  # every passage found meanwhile is whole
+                assert all(passage.text for passage in store.search("Fact 9 that anna wrote", 5))
+            for adder in adders:
+                assert adder.wait(60) == 0
+            assert store.count() == 21
+            for who in ("anna", "bert"):
+                for i in range(10):
+                    (passage,) = store.search(f"Fact {i} that {who} wrote", 1)
+                    assert passage.document == f"{who}{i}.txt"
+            store.remove("anna9.txt")
+            assert store.search("Fact 9 that anna wrote", 1, min_score=0.99) == []
+    finally:
+        for adder in adders:
+            adder.kill()
+            adder.communicate()

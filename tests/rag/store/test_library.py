@@ -357,3 +357,30 @@ def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     library.stores.detach(ANN, first, files[0])
     library.stores.attach(ANN, second, FileSpec(files[1]))
     assert settled(library, second) == Counts(completed=2, failed=1)
+
+
+def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    work = ingest_module.Ingester._work
+
+    def noted(self: ingest_module.Ingester, job: ingest_module._Job) -> Iterator[object]:
+        order.append(job.file)
+        return work(self, job)
+
+    monkeypatch.setattr(ingest_module.Ingester, "_work", noted)
+    library = Library(documents, "cloud")
+    ann, bert = (
+        [upload(library, f"{BOAT} {i}") for i in range(5)],
+        [upload(library, BOAT, owner=BERT) for _ in range(2)],
+    )
+    stores = [
+        (library.stores.create(owner, "", {}, [FileSpec(file) for file in files]).id, owner)
+        for owner, files in ((ANN, ann), (BERT, bert))
+    ]
+    library.start()
+    for store, owner in stores:
+        settled(library, store, owner)
+    library.close()
+    assert order[:2] == [ann[0], bert[0]]
+    assert [file for file in order if file in ann] == ann
+    assert [file for file in order if file in bert] == bert

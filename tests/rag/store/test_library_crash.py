@@ -6,11 +6,14 @@ import io
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
@@ -100,4 +103,45 @@ def test_a_file_that_crashes_the_program_fails_and_the_others_are_read(tmp_path:
         assert (given_up.status, given_up.error_code) == ("failed", "server_error")
         assert given_up.error_message.startswith("The program or its parser ended 3 times while it read this file")
         assert library.stores.attached(OWNER, store, files["wholesome.txt"]).status == "completed"
+        library.close()
+
+
+class Waiting(HashEmbedder):
+    """Embeds only while `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def embed(self, texts: Sequence[str]) -> Vectors:
+        self.begun.set()
+        assert self.go_on.wait(60)
+        return super().embed(texts)
+
+
+def test_stopping_during_a_reading_does_not_count_as_a_crash(tmp_path: Path) -> None:
+    """A file is read in the end, however often the program is stopped properly while reading it."""
+    embedder = Waiting()
+    with DocumentStore.open(tmp_path, embedder) as documents:
+        library = Library(documents, "cloud")
+        file = library.uploads.add(OWNER, "long.txt", "assistants", io.BytesIO(b"Word after word. " * 2000)).id
+        store = library.stores.create(OWNER, "store", {}, [FileSpec(file)]).id
+        library.close()
+        for _ in range(MAX_STARTS + 2):
+            library = Library(documents, "cloud")
+            embedder.begun.clear()
+            library.start()
+            assert embedder.begun.wait(60)
+            stopping = threading.Thread(target=library.close)
+            stopping.start()
+            while not library._ingester._stopping:
+                pass
+            embedder.go_on.set()
+            stopping.join()
+            embedder.go_on.clear()
+        embedder.go_on.set()
+        library = Library(documents, "cloud")
+        library.start()
+        while (status := library.stores.attached(OWNER, store, file).status) == "in_progress":
+            pass
+        assert status == "completed"
         library.close()

@@ -78,6 +78,33 @@ async def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatc
     assert engine.batches == [{int(first)}, both, both, both, {int(second)}]
 
 
+async def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
+    engine = GatedEngine()
+    worker = EngineWorker(engine)
+    await worker.start()
+    first, second = worker.allocate(), worker.allocate()
+    received: list[object] = []
+
+    def block(result: object) -> None:
+        received.append(result)
+        # Blocks the loop until the other forward has begun, which must not wait for this session for ever.
+        received.append(engine.begun.acquire(timeout=WAIT_S))
+
+    try:
+        worker.submit(ForwardRequest(Segment(first, 0, (7,)), block))
+        assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
+        worker.submit(ForwardRequest(Segment(second, 0, (7,)), received.append))
+        await asyncio.sleep(0)
+        engine.permits.release()
+        engine.permits.release()
+        await until(lambda: len(received) == 3)
+    finally:
+        engine.permits.release()
+        await worker.stop()
+    assert received[1] is True
+    assert engine.batches == [{int(first)}, {int(second)}]
+
+
 async def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """So one key's rows are limited by their whole price, of which a fast engine's forward is the smaller part."""
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)

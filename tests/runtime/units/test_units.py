@@ -10,9 +10,11 @@ from contextlib import closing
 
 import pytest
 
+from paceline.errors import PacelineError
 from paceline.rag.embedder import ComputeThreads
 from paceline.rag.parsing.process import ParserPool, memory_file
-from paceline.runtime.units import HostUnit, NodeUnits, PlainWork, UnitRegistry
+from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, PlainWork, UnitRegistry
+from paceline.runtime.workflows.lookup import within
 
 pytestmark = pytest.mark.anyio
 
@@ -42,6 +44,34 @@ def test_what_no_unit_does_is_refused() -> None:
         UnitRegistry("device", NodeUnits((HostUnit("left", does=frozenset({"rerank"})),)))
     with pytest.raises(ValueError, match="may not run on"):
         UnitRegistry("device", NodeUnits((HostUnit("cpu", frozenset({100_000})),)))
+
+
+async def test_work_that_takes_too_long_keeps_nothing_else_waiting() -> None:
+    registry, go, begun = UnitRegistry("device"), threading.Event(), threading.Semaphore(0)
+
+    def stuck() -> bool:
+        begun.release()
+        return go.wait()
+
+    async def run() -> None:
+        await within(5, asyncio.to_thread(begun.acquire))
+
+    try:
+        for number in range(MAX_LEFT):
+            working = asyncio.create_task(registry.run("cpu", stuck))
+            await run()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            assert len(registry._left) == number + 1
+            assert await within(10, registry.run("cpu", lambda: 5)) == 5
+        working = asyncio.create_task(registry.run("cpu", stuck))
+        await run()
+        with pytest.raises(PacelineError, match="no end within"):
+            await within(0.01, working)  # one too many: it keeps its thread
+        assert len(registry._left) == MAX_LEFT
+    finally:
+        go.set()
+        registry.close()
 
 
 # ---- plain requests on the units of a node --------------------------------------------------------------------------

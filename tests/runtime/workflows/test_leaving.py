@@ -9,9 +9,11 @@ import pytest
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import admission
 from paceline.runtime.service import GenerationResult
-from paceline.runtime.units import UnitRegistry
+from paceline.runtime.units import NodeUnits, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
+from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
+from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, nodes
 from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
@@ -30,6 +32,33 @@ async def test_refused_answers_hold_no_lane() -> None:
     async with asyncio.timeout(30):
         events = await _all(run)
     assert isinstance(events[-1], GenerationResult)
+    await driver.close()
+
+
+async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_back() -> None:
+    driver = WorkflowDriver(UnitRegistry("device", NodeUnits(lanes=1)))
+    launched: list[int] = []
+
+    async def work(launch: Launch) -> Outcome:
+        launched.append(launch.id)
+        return Outcome(finished=True)
+
+    def begun() -> list[Stage]:
+        stages = WorkflowStages(FLOWS["advanced"], WorkflowSizes(question=4, chunks=4)).begin()
+        for stage in stages:
+            stage.run = work
+        return stages
+
+    for _ in range(2):
+        stages = begun()
+        driver.begin(stages[0].request, stages, lambda _: None)
+        driver.cancel(stages[0].request)
+    assert not launched
+    ended = asyncio.Event()
+    stages = begun()
+    driver.begin(stages[0].request, stages, lambda _: ended.set())
+    async with asyncio.timeout(30):
+        await ended.wait()
     await driver.close()
 
 
