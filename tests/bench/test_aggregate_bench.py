@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import aggregate_virtual
+from bench import aggregate_virtual, wide_vocabulary
 from bench.aggregate import PACES, PRIVATE, WAYS, _claims
 from bench.streamed_answer import Answer
 from paceline.core.side import SIDES, Side
@@ -27,6 +27,16 @@ def test_the_claims_are_the_worst_over_both_paces_and_levels() -> None:
     assert claims["aggregate.vs_token_wise_300ms"].holds and not claims["aggregate.tree_vs_chain"].holds
     assert claims["aggregate.overhead_50ms"].value == pytest.approx(0.75)
     assert claims["aggregate.vs_device_default_50ms"].value == pytest.approx(1.125)
+
+
+def test_152k_ids_run_on_real_processes_each_with_its_own_model() -> None:
+    load = wide_vocabulary.Load(tokens=4, rounds=1, at_once=(1,), trip=0.02)
+    found = wide_vocabulary.measure(load)
+    assert len(found.rows) == 5 and all(float(str(row["s_per_token"])) > 0 for row in found.rows)
+    assert {claim.name for claim in found.claims} == {
+        "aggregate.wide_vs_token_wise_1",
+        "aggregate.wide_vs_device_default_1",
+    }
 
 
 def test_the_bound_counts_stretches_that_both_sides_have_drafted() -> None:

@@ -8,7 +8,7 @@ from bench.report import Options
 
 TINY = Shape(layers=2, hidden=64, inner=96, heads=4, kv_heads=4)
 COMPUTED = ttft.ComputedForward(shape=TINY)
-REGIMES = (ttft.Regime(40, 1e9, 0.0, COMPUTED),)
+REGIMES = (ttft.Regime(40, 1e9, 0.0, COMPUTED), ttft.Regime(20, 1e9, 0.001))
 WAYS = ["device only", "ours", "DRCG/Text", "DRCG/Text, as published", "DRCG/KV"]
 
 

@@ -145,3 +145,15 @@ def test_commands_are_not_sent_as_questions(url: str, service: ScriptedService, 
     assert [len(request.prompt.messages) for request in service.requests] == [1, 1]
     assert service.requests[0].wish.privacy == "local-only"
     assert file.read_text() == "## User\n\n/etc?\n\n## Assistant\n\nYes no\n" and file.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_gives_a_line_up_and_not_the_conversation(url: str, service: ScriptedService) -> None:
+    with chatting(url) as terminal:
+        terminal.wait(PROMPT)
+        terminal.press(f"Not this{CTRL_C}")
+        terminal.enter("This")
+        terminal.wait("there.")
+        terminal.wait(PROMPT)
+        terminal.press(f"Nor that{CTRL_U}{CTRL_D}")
+        assert terminal.process.wait(WAIT) == 0
+    assert asked(service) == ["This"]

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, packages_distributions
+from pathlib import Path
 
 import pytest
 import typer
@@ -104,6 +105,17 @@ def test_an_error_raised_on_purpose_is_one_sentence_and_code_two(
     assert capsys.readouterr() == ("", "paceline: port = 'x' cannot be used\n")
 
 
+def test_control_c_ends_quietly_with_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(root, "build", lambda: raising(KeyboardInterrupt()))
+    monkeypatch.setattr(sys, "argv", ["paceline"])
+    with pytest.raises(SystemExit) as end:
+        root.main()
+    assert end.value.code == 130
+    assert "".join(capsys.readouterr()) == ""
+
+
 def test_a_checkout_that_is_not_installed_says_so_and_keeps_its_own_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -118,3 +130,12 @@ def test_a_program_that_is_missing_is_named_and_the_rest_works(capsys: pytest.Ca
     app = root.build(programs=(missing,))
     assert "the commands of elsewhere are missing here" in capsys.readouterr().err
     assert CliRunner().invoke(app, ["docs", "--help"]).exit_code == 0
+
+
+def test_a_program_whose_dependency_is_missing_is_not_taken_for_missing_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needy.py").write_text("import a_module_that_nobody_has")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
+        root.build(programs=(EntryPoint("needy", "needy:register", root.GROUP),))

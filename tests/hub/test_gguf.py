@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
 from paceline.hub import cache
-from paceline.hub.cache import find, find_stored, served_name, stored_models
+from paceline.hub.cache import find, find_gguf, find_stored, served_name, stored_models
 from paceline.hub.gguf import GgufFile, described, import_gguf
 from paceline.models import DEVICE
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB, save
@@ -226,6 +226,18 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(
     for beginning, whole in (("lm/two", "lm/two/a-q4 and lm/two/a-q8"), ("llama3.2", "llama3.2:3b")):
         with pytest.raises(ConfigError, match=f"{beginning} is here as {whole}"):
             find_stored(beginning)
+
+
+def test_a_folder_with_one_file_is_its_model_and_one_of_several_is_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    for name in ("a.gguf", "mmproj-a.gguf"):
+        (tmp_path / "one" / name).write_bytes(b"GGUF")
+    assert find_gguf(tmp_path / "one") == tmp_path / "one" / "a.gguf"
+    (tmp_path / "one" / "b.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"holds 2 GGUF files: give one of them, such as .*a\.gguf"):
+        find_gguf(tmp_path / "one")
+    (tmp_path / "one" / "config.json").write_text("{}")
+    assert find_gguf(tmp_path / "one") is None
 
 
 def test_a_model_that_a_package_brings_is_found_and_the_package_named_where_it_is_not_installed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +17,14 @@ from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Pretrai
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.llama_cpp.engine import load_gguf
-from paceline.engine.loader import load_model, quiet
+from paceline.engine.loader import fingerprint, load_model, quiet
+from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
+from paceline.hub import quantize
 from paceline.hub.gguf import GgufFile, described
-from paceline.hub.quantize import Quantization, write_quantized
+from paceline.hub.quantize import Quantization, quantized, write_quantized
 from paceline.models import DEVICE
+from paceline.system import lock
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB, recurrent, save
 
 _SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -91,6 +95,28 @@ def test_what_llama_cpp_would_compute_otherwise_is_refused_with_the_reason(
     config().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=rf"cannot be converted for llama\.cpp: .*{said}.*Leave --quantize out"):
         write_quantized(tmp_path, tmp_path / "model.gguf", "q8_0")
+
+
+def test_a_model_is_converted_once_whoever_asks_for_it_and_keeps_its_vocabulary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = load_model(DEVICE, quantize="q8_0", kv_rows=256, threads=1)
+    assert (model.engine.info.dtype, model.engine.info.backend) == ("q8_0", "llama_cpp")
+    assert model.tokenizer.fingerprint == Tokenizer.load(DEVICE).fingerprint
+    made = list((tmp_path / "paceline" / "quantized").glob("*.gguf*"))
+    assert len(made) == 1
+    monkeypatch.setattr(quantize, "write_quantized", None)  # not called again
+    load_model(DEVICE, quantize="q8_0", kv_rows=256, threads=1)
+    made[0].rename(tmp_path / "whole")
+    found: list[Path] = []
+    with made[0].with_suffix(".lock").open("w") as held:  # another process is at it
+        assert lock(held.fileno(), alone=True)
+        waiting = threading.Thread(target=lambda: found.append(quantized(DEVICE, "q8_0", fingerprint(DEVICE)).path))
+        waiting.start()
+        (tmp_path / "whole").rename(made[0])
+    waiting.join(timeout=60)
+    assert found == made
 
 
 @pytest.mark.parametrize(("given", "said"), [({"backend": "paged"}, "leave one of them out"), ({}, "is a GGUF file")])

@@ -10,6 +10,7 @@ from lab.baselines.dragon import (
     DraftStart,
     Speeds,
     expected_token_time,
+    remaining,
     speed_up,
     synchronous_seconds,
     token_seconds,
@@ -45,6 +46,16 @@ def test_the_difference_of_both_sides_is_equation_8(
 ) -> None:
     found = gain(here, there, round_trip, accepted_here, accepted_there)
     assert found == pytest.approx(equation_8(here, there, round_trip, accepted_here, accepted_there), abs=1e-9)
+
+
+@given(seconds, seconds, delays, rates, rates)
+def test_the_gain_of_one_side_is_the_loss_of_the_other(
+    here: float, there: float, round_trip: float, accepted_here: float, accepted_there: float
+) -> None:
+    found = expected_token_time(
+        {"cloud": here, "device": there}, round_trip, {"cloud": accepted_here, "device": accepted_there}
+    )
+    assert found.gain("cloud") == -found.gain("device")
 
 
 @given(seconds, seconds, st.floats(0.001, 10.0), rates)
@@ -86,6 +97,11 @@ def test_the_wait_after_each_verdict_is_table_1(accepted_here: bool, accepted_th
     speeds = Speeds(decode_here=2.0, decode_there=1.0, delay_here=1.5, delay_there=1.8)
     draft_start = DraftStart(here=10.0 - 1.5, there=10.0 - 0.7, now=10.0)
     assert waiting(speeds, draft_start, accepted_here, accepted_there) == pytest.approx(expected)
+
+
+def test_overdue_work_takes_no_more_time() -> None:
+    assert remaining(1.0, 2.0, 2.25) == 0.75
+    assert remaining(1.0, 2.0, 5.0) == 0.0
 
 
 @given(seconds, seconds, seconds, seconds)

@@ -109,6 +109,14 @@ def test_commands_of_containers_have_the_options_they_name(file: Path) -> None:
         assert program == "paceline" and {part for part in rest if part.startswith("--")} <= options
 
 
+def test_variables_of_the_image_are_settings() -> None:
+    text = "".join(file.read_text("utf-8") for file in (ROOT / "Dockerfile", *IN_CONTAINERS))
+    names = set(re.findall(r"\bPACELINE_([A-Z_]+)", text))
+    assert {"STATE_DIR", "API_KEY_FILE", "DATABASE", "ENGINE_URL"} <= names
+    assert {name.lower() for name in names} <= set(ServerSettings.model_fields)
+    assert "PACELINE_HOST" not in text, "an agent then listens on loopback, and needs no key"
+
+
 # ---- what is installed and what it may do ---------------------------------------------------------------------------
 LOCKED = re.compile(r"^([\w.-]+)==([\w.+]+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
 

@@ -102,6 +102,21 @@ def test_neighbours_share_whole_sentences() -> None:
         assert re.fullmatch(r"Sentence number \d+ is here\.", shared), shared
 
 
+def test_each_chunk_has_the_title_unless_it_begins_with_it() -> None:
+    text = "# Harbour rules\n\n" + "No swimming here. " * 30
+    chunks = split(text, words, title="Harbour rules", chunk_tokens=40, overlap=4)
+    assert [chunk.title for chunk in chunks] == [""] + ["Harbour rules"] * (len(chunks) - 1)
+    assert chunks[0].titled == chunks[0].text
+    assert chunks[1].titled.startswith("Harbour rules\nNo swimming")
+
+
+def test_a_text_without_spaces_is_split_within_the_chunk_size() -> None:
+    chunks = split("x" * 5000, len, chunk_tokens=100, overlap=20)
+    assert max(len(chunk.text) for chunk in chunks) <= 100
+    assert split("", len) == []
+    assert split("one", len) == [Chunk(0, 3, "one", "")]
+
+
 def test_an_overlap_of_more_than_half_is_refused() -> None:
     with pytest.raises(ValueError, match="overlap"):
         split("text", len, chunk_tokens=10, overlap=6)

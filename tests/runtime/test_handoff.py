@@ -154,6 +154,19 @@ async def test_a_cloud_that_is_lost_as_it_is_to_take_over_is_done_without(
         await bench.link(tasks)
 
 
+async def test_stop_strings_and_logprobs_go_across_the_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with pair(monkeypatch) as (bench, _):
+        at = HELD + 3
+        unsure_at(monkeypatch, at)
+        tokens = reference(ASKED, "cloud", tuple(reference(ASKED, "device")[:at]))
+        stop = text_of(tokens)[at - 2 : at + 2]
+        text, done = await collect(await bench.device.prepare(changed(ASKED, stop=(stop,))))
+        assert (text, done.reason, done.stop) == (text_of(tokens)[: at - 2], "stop", stop)
+        deltas = [event async for event in (await bench.device.prepare(changed(ASKED, top_logprobs=2))).run()]
+        told = [each for event in deltas if isinstance(event, TextDelta) for each in event.logprobs]
+        assert b"".join(bytes(chosen.bytes) for chosen, _ in told) == bytes(tokens)
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -70,6 +70,16 @@ async def test_a_template_that_is_told_not_to_think_has_an_answer_alone() -> Non
         assert not any(delta.thinking for delta in (await told(await bench.cloud.prepare(raw)))[0])
 
 
+@pytest.mark.anyio
+async def test_an_answer_that_is_cut_in_its_thinking_says_nothing() -> None:
+    async with nodes(linked=False) as (bench, _):
+        for constraint, reason in ((YES.output.constraint, "length"), (None, "length")):
+            asked = changed(YES, constraint=constraint, thinking_tokens=None, strategy="autoregressive", max_tokens=9)
+            deltas, done = await told(await bench.cloud.prepare(changed(asked, stop=("e", "a"), top_logprobs=1)))
+            assert all(delta.thinking for delta in deltas) and (done.reason, done.stop) == (reason, "")
+            assert sum(len(delta.logprobs) for delta in deltas) == sum(delta.tokens for delta in deltas) == 9
+
+
 def test_a_stop_string_ends_the_answer_alone() -> None:
     text = AnswerText(ByteTokenizer(), ("four",), thinking=Thinking(*MARKS))
     pieces, settled = [], []

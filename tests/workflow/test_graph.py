@@ -13,7 +13,7 @@ from lab.scheduling import GivenProfiles, PaddedProfile
 from lab.simulation.workflows import Ran, Truth, WorkflowSimulation
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.flows import FLOWS, JOB, WORKFLOWS, WorkflowName, WorkflowSizes, WorkflowStages
-from paceline.workflow.graph import MORE, Need, Stage, StageGraph
+from paceline.workflow.graph import MORE, Need, Request, Stage, StageGraph
 from paceline.workflow.placement import best_shape, seconds_for
 from paceline.workflow.profiles import OPERATIONS, SHAPES, WINDOW, Key, OperationProfile, Profiles
 from paceline.workflow.scheduler import WorkflowScheduler
@@ -123,6 +123,13 @@ def test_a_wrong_addition_is_refused_and_changes_nothing(wrong: Callable[[Stage,
     with pytest.raises(ValueError):
         graph.add([other, wrong(one, two)])
     assert other not in graph and not two.progress.followers
+
+
+def test_a_request_that_has_ended_is_forgotten() -> None:
+    gone, stays = task(request=Request()), task()
+    graph = graph_of(gone, stays)
+    assert graph.forget(gone.request) == [gone]
+    assert gone not in graph and stays in graph
 
 
 # ---- profiles -------------------------------------------------------------------------------------------------------

@@ -65,6 +65,13 @@ def test_spaces_come_while_its_model_is_loaded_and_then_the_answer(
     assert "Here." in json.dumps(json.loads(body))
 
 
+def test_a_loaded_model_that_writes_for_long_is_no_different(url: str, service: ScriptedService) -> None:
+    more = Signal()
+    service.script = Script([*answering("Here")[:1], more, *answering(".")])
+    _, body, whole = posted(url, "/api/chat", more, MODEL.name)
+    assert body.startswith(b" ") and json.loads(body)["message"]["content"] == "Here." and whole
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_what_fails_then_is_said_and_never_ends_as_an_answer_does(
     path: str, url: str, service: ScriptedService, caplog: pytest.LogCaptureFixture
@@ -105,6 +112,13 @@ def test_a_client_is_held_no_longer_than_it_says_that_it_waits(url: str, service
     assert error["code"] == "answer_too_late" and header in error["message"]
 
 
+def test_nor_longer_than_the_setting_says_whatever_it_says_itself(service: ScriptedService) -> None:
+    with serving(service, keep_alive=0.02, longest_silent=float(SOON)) as url:
+        for said in ("60", "-1", "0", "nan", "inf", "never", ""):
+            error = cut(url, service, **{"x-stainless-read-timeout": said})
+            assert error["code"] == "answer_too_late" and "longest_silent_answer" in error["message"]
+
+
 def test_where_no_space_has_been_sent_it_is_a_status(service: ScriptedService) -> None:
     with serving(service) as url:
         service.script = Script([Signal()])
@@ -126,6 +140,18 @@ def test_a_stream_goes_on_for_as_long_as_it_takes(url: str, service: ScriptedSer
             if text.count(": ping") > 10:  # of 0.02 s each
                 more.set()
     assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize(("path", "more"), [("/v1/responses", {}), ("/v1/chat/completions", {"stream": True})])
+def test_a_client_that_leaves_meanwhile_is_not_prepared_for(
+    url: str, service: ScriptedService, path: str, more: dict[str, object]
+) -> None:
+    service.script = Script(answering("Here"), hold=Signal())
+    fields = BODIES[path] | {"model": LATE, "n": 1} | more
+    with httpx.stream("POST", f"{url}{path}", json=fields, timeout=WAIT, verify=False) as response:
+        next(response.iter_raw())
+    assert service.script.cancelled.wait()
 
 
 # ---- streams, which are refused at their end ------------------------------------------------------------------------

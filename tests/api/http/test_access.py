@@ -82,6 +82,11 @@ def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_ma
         assert joined(service) == ("phone", True, True, "")
 
 
+def test_a_device_is_not_named_at_a_device() -> None:
+    with serving(ScriptedService("device")) as url, client_of(url) as http:
+        assert fault(post(http, paceline={"device": "phone"}))["param"] == "paceline.device"
+
+
 def test_keys_are_parsed_with_their_device() -> None:
     assert parse_keys(["a", "b=phone", "c2Vj==", "d=e=tablet-2"]) == {
         "a": None,
@@ -114,6 +119,11 @@ def test_a_keyring_takes_odd_headers() -> None:
     for odd in ("Bearer k\xe9y", "Bearer \udcff", "", "Bearer", "\xff"):
         assert keyring.identify(odd) is None
     assert keyring.identify("bearer  key ") is not None
+
+
+def test_a_key_beyond_latin_1_on_the_wire_is_only_wrong(keyed: tuple[ScriptedService, str]) -> None:
+    headers = {b"authorization": "Bearer schlüssel鍵".encode()}
+    assert httpx.get(keyed[1] + "/v1/models", headers=headers).status_code == 401  # type: ignore[arg-type]  # raw bytes
 
 
 # ---- origins --------------------------------------------------------------------------------------------------------
@@ -155,6 +165,14 @@ def test_without_keys_only_pages_of_this_machine_may_ask(url: str, service: Scri
         assert preflight(url, origin).status_code == 403
         fault(request("POST", url + CHAT, json=BODY, headers={"origin": origin}), 403)
     assert not service.requests
+
+
+def test_an_extension_may_ask_where_its_origin_is_allowed() -> None:
+    allowed = DoorLimits(origins=frozenset({"chrome-extension://abcdef"}))
+    with running(create_app(ScriptedService(), keyring=Keyring({}), limits=allowed)) as url:
+        for origin in ("chrome-extension://abcdef", "Chrome-Extension://ABCDEF"):
+            assert preflight(url, origin).status_code == 204
+        assert preflight(url, "chrome-extension://abcdeg").status_code == 403
 
 
 def test_without_keys_only_the_user_who_started_it_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:

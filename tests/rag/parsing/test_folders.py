@@ -66,6 +66,14 @@ def test_a_root_that_becomes_a_link_to_elsewhere_is_not_read(tmp_path: Path, par
     assert isinstance(result, DocumentError) and "was exchanged" in str(result)
 
 
+def test_an_empty_file_of_a_folder_is_skipped_and_a_named_one_is_a_failure(tmp_path: Path, parsers: ParserPool) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    files, (skipped,) = find_files([tmp_path])
+    assert (files, skipped.reason, skipped.is_failure) == ([], "empty", False)
+    ((_, error),) = read_files(find_files([tmp_path / "empty.txt"])[0], parsers)
+    assert isinstance(error, DocumentError) and "is empty" in str(error)
+
+
 def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
     root, outside = tmp_path / "notes", tmp_path / "secret.txt"
     (root / "deep" / "er").mkdir(parents=True)
@@ -82,6 +90,13 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
     assert set(reasons) == {".git", ".hidden.md", "picture.png", "out.txt", "in.txt", "loop"}
     assert "out of the folder" in reasons["out.txt"]
     assert "own name" in reasons["in.txt"]
+
+
+def test_a_named_file_may_lie_anywhere_and_keeps_its_own_name_only(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "notes.md").write_text("words")
+    files, _ = find_files([tmp_path / "x" / ".." / "notes.md"])
+    assert [file.name for file in files] == ["notes.md"]
 
 
 def test_a_file_name_that_is_not_utf_8_becomes_readable(tmp_path: Path, parsers: ParserPool) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import psutil
 import pytest
@@ -25,6 +28,8 @@ from paceline.rag.parsing.process import (
     ParserBudget,
     ParserPool,
     ParserProcess,
+    memory_file,
+    plain_text,
 )
 from paceline.rag.parsing.readers import READERS, content, reader
 from tests.clocks import read_from
@@ -207,6 +212,42 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
         )
 
 
+def test_small_texts_need_no_process_and_read_as_there(parser: ParserProcess) -> None:
+    contents = {
+        "a.md": b"# A\tTitle\x0c\n\n| a | b |\n|---|---|\n| one | two |\n| three | four |\r\n",
+        "b.txt": b"\xef\xbb\xbfA title\n\nwords",
+        "c.py": b"def f():\n    pass\n",
+    }
+    apart = {
+        "d.txt": b"%PDF-1.7 that ends at once",
+        "e.txt": b"caf\xe9, of before Unicode",
+        "f.txt": b" \n",
+        "g.md": b"words " * 20_000,
+        "h.csv": b"a,b",
+        "i.txt": damaged_archive(),
+    }
+    for name, data in (contents | apart).items():
+        with memory_file(data) as document:
+            read = plain_text(name, document)
+            assert read == (parser.parse(name, document) if name in contents else None)
+    with closing(ParserPool(1)) as pool:
+        assert pool.submit("a.md", lambda: memory_file(b"# Title")).result().title == "Title"
+        for name in ("d.txt", "i.txt"):
+            assert "damaged" in str(pool.submit(name, partial(memory_file, apart[name])).exception())
+
+
+def damaged_archive() -> bytes:
+    """An archive whose part that tells its kind cannot be unpacked."""
+    written = io.BytesIO()
+    with ZipFile(written, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("mimetype", "application/vnd.oasis.opendocument.text")
+        archive.writestr("content.xml", "<a/>")
+    data = bytearray(written.getvalue())
+    begin = data.index(b"mimetype") + len("mimetype")
+    data[begin : begin + 4] = b"\xff" * 4
+    return bytes(data)
+
+
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that opens and cannot be read is Linux's")
 def test_a_file_that_opens_and_cannot_be_read_fails_alone(tmp_path: Path) -> None:
     unread, text = tmp_path / "a.md", tmp_path / "b.md"
@@ -275,3 +316,12 @@ def test_what_a_parser_says_is_cut_and_cleaned() -> None:
     assert str(caught.value).isprintable() and len(str(caught.value)) <= MAX_REASON + 10
     read = process_module._checked("a.pdf", b'{"size": 5, "title": "a\\nb", "pages": [9, 3]}', b"words")
     assert (read.title, read.pages, read.text) == ("a b", (), "words")
+
+
+def test_a_parser_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(process_module, "_MAX_HEAD", 1000)
+    with ParserProcess() as parser:
+        with pytest.raises(DocumentError, match="write too much"):
+            parser.parse_bytes("a.txt", b"words " * 10_000)
+        assert parser.parse_bytes("a.md", b"# Next").title == "Next"

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
 
 from paceline.errors import ConfigError
-from paceline.rag.embedder import WIDTH, MiniLMEmbedder
-from paceline.rag.rerank import CrossEncoder, LateInteraction, best_first, load_reranker
+from paceline.rag.embedder import MAX_TOKENS, WIDTH, MiniLMEmbedder
+from paceline.rag.rerank import NO_TOKENS, CrossEncoder, LateInteraction, best_first, load_reranker
 from tests.rag.index.test_search_quality import CORPUS
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(60))]
@@ -173,6 +173,21 @@ def test_token_vectors_have_unit_norm_and_none_is_of_a_special_token(minilm: Min
     assert [each.shape for each in vectors] == [(minilm.count(QUESTION), WIDTH), (0, WIDTH), (0, WIDTH), (254, WIDTH)]
     assert np.allclose(np.linalg.norm(vectors[0], axis=1), 1, atol=1e-5)
     assert minilm.token_vectors([]) == []
+
+
+def test_text_beyond_the_window_does_not_count(reranker: LateInteraction) -> None:
+    start = "word " * (MAX_TOKENS - 2)
+    scores = reranker.score(QUESTION, [start, start + TEXTS["flat.md"]])
+    assert scores[0] == scores[1]
+
+
+def test_empty_passages_come_last_and_an_empty_query_ranks_nothing(reranker: LateInteraction) -> None:
+    assert reranker.score(QUESTION, []).shape == (0,)
+    scores = reranker.score(QUESTION, ["", "the night train to Lisbon"])
+    assert scores[0] == NO_TOKENS < scores[1]
+    nothing = reranker.score(" ", ["", "one", "other"])
+    assert not nothing.any()
+    assert best_first(nothing) == [0, 1, 2]
 
 
 def test_the_default_reranker_uses_the_encoder_that_is_given(minilm: MiniLMEmbedder) -> None:

@@ -219,6 +219,15 @@ async def test_an_entry_is_on_disk_before_documents_are_read_and_completed_at_th
     assert not entry.refused and entry.times == 1
 
 
+def test_an_entry_that_a_crash_left_under_way_says_so(tmp_path: Path) -> None:
+    with closing(ActivityLog(tmp_path)) as log:
+        log.begin(CloudQuestion("", "x", "document-private"))
+    CloudAsks(EVERYBODY, None, log := ActivityLog(tmp_path))
+    (entry,) = log.recent(5)
+    assert entry.outcome == "the program ended"
+    log.close()
+
+
 @pytest.mark.anyio
 async def test_without_a_log_no_question_is_answered(tmp_path: Path) -> None:
     async with gate(tmp_path) as asks:

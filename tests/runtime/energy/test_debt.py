@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from paceline.core.energy import PowerMeter
+from paceline.errors import PacelineError
 from paceline.runtime.energy import DebtFile, SideEnergy
+from paceline.wire.messages import Options
 from paceline.wire.verify_messages import VerifyOptions
 
 METER = PowerMeter("power", lambda: 12.0, lambda: 0.0, measured=False)
@@ -52,6 +54,15 @@ def test_a_damaged_file_is_a_sentence_and_no_debt(
     assert DebtFile(tmp_path).debt.joules == 2.0
 
 
+def test_a_folder_that_takes_nothing_costs_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    kept = DebtFile(tmp_path / "state" / "device")
+    kept.debt.joules = 1.0
+    with caplog.at_level(logging.WARNING):
+        kept.save()
+    assert "cannot be kept" in caplog.text
+
+
 def test_requests_share_one_debt_and_the_stricter_budget_holds() -> None:
     energy = SideEnergy(METER, budget=(0.5, "token"))
     own, stricter, looser, other_unit = (
@@ -64,3 +75,10 @@ def test_requests_share_one_debt_and_the_stricter_budget_holds() -> None:
     assert own.backlog == looser.backlog == pytest.approx(2.0)
     asked = SideEnergy(METER).queue(VerifyOptions(joules_per_step=0.7))
     assert asked is not None and (asked.budget, asked.per) == (0.7, "step")
+
+
+def test_without_a_budget_there_is_no_queue_and_without_a_meter_none_is_kept() -> None:
+    assert SideEnergy(METER).queue(VerifyOptions()) is None
+    assert SideEnergy(METER).queue(Options()) is None
+    with pytest.raises(PacelineError, match="neither measures nor models"):
+        SideEnergy().queue(VerifyOptions(joules_per_token=1.0))

@@ -304,6 +304,17 @@ async def test_the_text_goes_on_where_the_stranger_has_left_it(tmp_path: Path) -
         assert (said, done.stop, done.degraded) == (begun["content"][:-2], across, "outside_lost")
 
 
+async def test_a_placeholder_cut_by_the_end_is_whole_and_stop_strings_are_of_the_names_that_come_back(
+    tmp_path: Path,
+) -> None:
+    script = answers(OK + event("Ask [PERS") + event("ON_1] at home") + event(end="length"))
+    async with rig(tmp_path, script) as made:
+        said, done = await made.ask()
+        assert (said, done.reason) == ("Ask Anna Berg at home", "length")
+        said, done = await made.ask(changed(ASKED, stop=("Berg",)))
+        assert (said, done.stop, done.reason) == ("Ask Anna ", "Berg", "stop")
+
+
 async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are_not(tmp_path: Path) -> None:
     async def agent(_: Stranger, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         rewrites = "Split the question" in str(body["messages"])

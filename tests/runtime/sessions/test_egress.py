@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from paceline.runtime.link import connection
+from paceline.runtime.link.connection import SentToday
 from paceline.runtime.sessions.driver import Egress
 from paceline.wire.codec import encode
 from paceline.wire.messages import CloseSession, Targets
@@ -43,3 +47,16 @@ async def test_each_side_reports_the_bytes_it_has_sent(
     assert {"open", "targets", "close"} <= sent and ({"drafts", "weight"} & sent) == more
     cloud = next(message for message in caplog.messages if "found" in message)
     assert "drafts" in cloud and "weight" in cloud
+
+
+def test_what_left_today_is_counted_by_hour_until_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.strptime("2026-03-01 22:10", "%Y-%m-%d %H:%M")
+    monkeypatch.setattr(connection, "time", SimpleNamespace(strftime=lambda form: time.strftime(form, now)))
+    today = SentToday()
+    today.add("open", 5)
+    today.add("open", 2)
+    now = time.strptime("2026-03-01 23:00", "%Y-%m-%d %H:%M")
+    today.add("drafts", 3)
+    assert today.by_hour() == {"22": {"open": 7}, "23": {"drafts": 3}}
+    now = time.strptime("2026-03-02 00:00", "%Y-%m-%d %H:%M")
+    assert today.by_hour() == {}

@@ -51,6 +51,12 @@ def test_what_does_not_fit_one_context_is_cut_and_the_rest_left_out() -> None:
     assert read(together=True, max_prompt=whole - 1).peer_passages, "cut at a word"
 
 
+def test_the_sides_weigh_alike_in_one_context_too() -> None:
+    assert [branch.score for branch in read(together=True).with_equal_sides().branches] == [0.0]
+    apart = read(together=False).with_equal_sides().branches
+    assert [sum(branch.score == 0.0 for branch in apart)] == [1], "the other side's only passage"
+
+
 def test_a_passage_of_one_context_is_cited_for_a_word_that_the_answer_has_of_it() -> None:
     cited = [Citation("device", each.document, each.text, each.score) for each in (*OWN, *THEIRS)]
     for said, documents in {"It is Mr Iwu in 12.": ["boat.md"], "At nine; closed.": ["mill.md", "town.md"]}.items():

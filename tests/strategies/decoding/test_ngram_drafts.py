@@ -10,23 +10,33 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from lab.simulation import Simulation
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
 from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import Branch, Machine, MachineConfig
+from paceline.strategies.base import Branch, Machine, MachineConfig, Side, Started
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixTree
 from paceline.strategies.lookup_tree import LookupTree
+from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Drafts
 from paceline.wire.payloads import unpack_nodes
 from tests.core.tables import check
+from tests.strategies import oracle
 from tests.strategies.cases import (
+    BRANCHES,
+    EOS,
+    MAX_TOKENS,
     PROMPT,
     SAMPLINGS,
     VOCAB,
     Hand,
+    Manner,
     cloud,
     decided,
+    engines,
+    found,
+    job,
     point,
     two,
 )
@@ -124,6 +134,33 @@ def test_a_context_of_two_tokens_is_learnt_with_the_distribution_after_it(
         assert not ids or ids[0] == after(before, token), (before, token)
         known |= {(before, token)} if ids else set()
     assert len(known) > 2 and len({token for _, token in known}) < len(known)
+
+
+def test_targets_whose_distribution_is_not_known_here_teach_nothing() -> None:
+    table = LookupTable(VOCAB)
+    hand = cloud(table=table)
+    hand.on(Started(0.0), decided(0, 65, 66), found())
+    hand.answer()
+    assert len(table) == 0
+    hand.on(decided(2, 70, 71))
+    assert table.successors(66)[0][0] == 65 and len(table) == 1
+    assert table.bigrams is not None and table.bigrams.successors(bigram_key(65, 66))[0][0] == 65
+
+
+@pytest.mark.parametrize(
+    ("front", "manner"), [("cloud", Manner("coin")), ("device", Manner(private=False, rescoring=True))]
+)
+def test_answers_of_different_temperatures_share_a_table(front: Side, manner: Manner) -> None:
+    table = LookupTable(VOCAB)
+    for heat in HEATS:
+        sampling = SamplingParams(temperature=heat, seed=9)
+        expected = oracle.REFERENCES[manner.rule](
+            engines(), BRANCHES, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring
+        )
+        world = Simulation(job(STRATEGIES["aggregate"], front, sampling, manner=manner, table=table), engines())
+        assert world.run().tokens == expected
+        check(table)
+    assert len(table) > 10
 
 
 def test_what_other_answers_have_taught_reaches_no_peer_before_it_is_a_target() -> None:

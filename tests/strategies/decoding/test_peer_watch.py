@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.clock import AGAIN_S, FIRST_S, LONGEST_FIRST_S, PACES, SILENCE_S, STALL_S, PeerRecord
 from paceline.strategies.aggregate.machine import Aggregate
-from paceline.strategies.base import SIDES, ClosePeer, OpenPeer, PassOver, Side
+from paceline.strategies.base import SIDES, ClosePeer, OpenPeer, PassOver, Side, Started
 from paceline.strategies.joint import LISTEN_S
 from tests.strategies.cases import (
     TOKEN_BY_TOKEN,
@@ -14,6 +14,7 @@ from tests.strategies.cases import (
     cloud,
     decided,
     device,
+    found,
     has,
     heard,
     passed_over_after,
@@ -82,6 +83,16 @@ def test_a_mute_peer_that_nobody_waits_for_is_not_passed_over() -> None:
     assert len(hand.tokens) > 30 and not left(hand)
 
 
+def test_this_sides_own_sleep_is_no_silence_of_the_peer() -> None:
+    """A suspended front wakes late once; the link counts afresh then."""
+    hand = cloud(max_tokens=LONG)
+    hand.begin()
+    paced(hand, 0.1, 4)
+    hand.now += 3600.0
+    hand.wake()
+    assert not left(hand)
+
+
 def test_a_peer_that_speaks_at_once_waits_until_the_answer_has_gone_on_and_each_time_for_twice_as_long() -> None:
     hand = cloud(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
     hand.begin()
@@ -136,6 +147,26 @@ def test_a_peer_that_stops_to_contribute_is_passed_over_after_eight_paces(gap: f
     paced(hand, gap, 30)
     allowed = max(STALL_S, PACES * gap)
     assert 0.8 * allowed <= stall(hand, 30) <= 1.2 * allowed + 2 * LISTEN_S
+
+
+def test_to_say_what_it_has_does_not_bring_a_stuck_peer_back_and_to_contribute_does() -> None:
+    hand = cloud(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
+    hand.begin()
+    paced(hand, 0.1, 5)
+    stall(hand, 5)
+    hand.answer_one()
+    assert not any(isinstance(effect, OpenPeer) for effect in hand.on(has(5)))
+    (again,) = [effect for effect in hand.on(decided(5, 65)) if isinstance(effect, OpenPeer)]
+    assert again == OpenPeer(tuple(hand.tokens), 1)
+
+
+def test_a_slow_search_or_engine_of_its_own_is_not_held_against_the_peer() -> None:
+    hand = device()
+    hand.on(Started(0.0))
+    for event in (has(0), found()):  # while it searches, and while its engine has not answered
+        hand.on(event)
+        hand.wake_until(hand.now + 2 * LONGEST_FIRST_S, lambda: hand.on(has(0)))
+    assert not left(hand)
 
 
 # ---- an answer that must wait ---------------------------------------------------------------------------------------

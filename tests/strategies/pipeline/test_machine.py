@@ -20,7 +20,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import DraftLimits, Options
 from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Manner, engines, job, point
 from tests.strategies.conformance.laws import alone
-from tests.strategies.pipeline.worlds import Knowing, Random, Wrong, simulated, strategy_with
+from tests.strategies.pipeline.worlds import Knowing, Random, Silent, Wrong, simulated, strategy_with
 
 PLAIN = STRATEGIES["autoregressive"]
 OURS = STRATEGIES["pipeline"]
@@ -59,6 +59,13 @@ def test_text_is_the_target_s_for_any_number_of_stages_segment_size_and_drafter(
             world = simulated(strategy, options, stages=times, sampling=sampling, needs_dists=seed == 1)
             assert world.run().tokens == expected, (sampling, seed)
     assert simulated(strategy_of(way), FULL, stages=stages(count), sampling=sampling).run().tokens == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_layers_of_any_drafts_leave_the_text(seed: int) -> None:
+    expected = simulated(PLAIN, sampling=SAMPLINGS["sampled"]).run().tokens
+    strategy = strategy_with(lambda: Random(expected, random.Random(seed)), WAYS["PipeDec"])
+    assert simulated(strategy, FULL, sampling=SAMPLINGS["sampled"]).run().tokens == expected
 
 
 def test_models_that_say_anything_at_all_change_nothing() -> None:
@@ -109,6 +116,13 @@ def time_of_tokens(world: Simulation, tokens: int) -> float:
     return times[tokens] - times[0]
 
 
+def test_nothing_is_drafted_where_nothing_may_be() -> None:
+    options = Options(False, DraftLimits(1, 1, 0))
+    world = simulated(strategy_with(Wrong), options, tokens=10, eos_ids=NO_END)
+    took, answer = turns(world)
+    assert took == 9 * 4 and answer.finished is not None and answer.finished.stats["drafted"] == 9
+
+
 @pytest.mark.parametrize("count", [2, 4])
 def test_a_chain_that_is_always_right_gives_a_segment_s_rows_in_every_turn(count: int) -> None:
     tokens = 1 + 10 * ROWS
@@ -124,6 +138,12 @@ def test_a_chain_that_is_always_right_gives_a_segment_s_rows_in_every_turn(count
     assert took == count - 1 + 10, "the pipe fills once; from then on each turn has a segment's tokens"
     once, naive = timed("pruned")[0], timed("naive")[0]
     assert took < once <= naive
+
+
+def test_a_drafter_that_is_silent_costs_nothing() -> None:
+    plain, _ = turns(simulated(PLAIN, tokens=20, eos_ids=NO_END))
+    took, answer = turns(simulated(strategy_with(Silent), FULL, tokens=20, eos_ids=NO_END))
+    assert took == plain and answer.finished is not None and answer.finished.stats["rows"] == 20
 
 
 def test_news_of_a_prune_that_come_late_waste_rows_and_nothing_else() -> None:

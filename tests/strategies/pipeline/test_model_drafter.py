@@ -17,7 +17,8 @@ from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Options
-from tests.strategies.cases import EOS, MAX_TOKENS, SAMPLINGS, job
+from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
+from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import ALONE, simulated
 
 FULL = Options(rescoring=False)
@@ -99,6 +100,17 @@ def test_text_is_the_target_s_for_any_draft_model(draft: str, way: str) -> None:
         assert world.run(checks=False).tokens == expected, name
 
 
+@pytest.mark.parametrize("rescoring", [False, True])
+def test_documents_are_read_by_the_draft_model_too(rescoring: bool) -> None:
+    sampling, manner = SAMPLINGS["sampled"], Manner(rescoring=rescoring)
+    request = job(STRATEGIES["pipeline"], "cloud", sampling, manner=manner)
+    draft = Counting(FakeEngine(seed=1, spread=0.5))
+    times = StageTimes(2, lambda _: 1.0)
+    world = Simulation(request, engines(), stages={"cloud": times}, drafts={"cloud": (draft, 0.1)})
+    assert world.run().tokens == alone("cloud", sampling, manner, MAX_TOKENS)
+    assert draft.rows > sum(len(branch.prompt) for branch in BRANCHES["cloud"])
+
+
 def test_a_model_that_is_always_right_fills_the_pipe() -> None:
     """A token takes less than a turn, where it takes three without drafts."""
     world = drafted(target(), tokens=40, eos_ids=NO_END)
@@ -123,3 +135,12 @@ def test_a_draft_model_that_fails_leaves_the_answer_to_the_tables(fails_at: int)
     draft = Counting(Noisy(target(), 0.2), fails_at)
     answer = drafted(draft).run(checks=False)
     assert answer.tokens == expected and draft.forwards == fails_at
+
+
+def test_a_prompt_or_an_answer_longer_than_the_draft_model_s_context() -> None:
+    expected = simulated(STRATEGIES["autoregressive"]).run(checks=False).tokens
+    prompt = len(ALONE["cloud"][0].prompt)
+    for positions in (prompt - 1, prompt, prompt + 1, prompt + 10):
+        draft = Counting(FakeEngine(seed=1, spread=0.3, max_positions=positions))
+        assert drafted(draft).run(checks=False).tokens == expected
+        assert bool(draft.forwards) == (positions > prompt)
