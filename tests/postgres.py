@@ -241,6 +241,14 @@ def registry_of(state: Path) -> Registry:
     return Registry(home(state) or state)
 
 
+def forget_key(state: Path) -> None:
+    """Have a server's private key lost."""
+    (state / "server-key.pem").unlink()
+    if (database := home(state)) is not None:
+        with database.connection() as held:
+            held.execute("DELETE FROM server_key")
+
+
 def move(state: Path, to: Path) -> None:
     """Have the database of a state directory, if it has one, that of another: dumped, and restored as an empty one."""
     if _own is not None and (url := _own.urls.pop(state, None)) is not None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import random
 
-from bench.constraints import FORMS
+import pytest
+
+from bench.constraints import CONCURRENCY, FORMS, judged, linked_nodes
 from bench.guess_scores import Scored
 from bench.leakage import corpus, text_of
 from bench.redaction import SET, MadeText, judge, made, replaced, run
 from bench.report import Options
+from paceline.strategies.base import Strategy
+from paceline.strategies.registry import STRATEGIES
 
 
 def test_what_is_left_of_an_entity_is_told_word_by_word() -> None:
@@ -68,3 +72,16 @@ def test_the_validation_accepts_only_fitting_answers() -> None:
         assert not person.holds(wrong) and not tree.holds(wrong) and not calls.holds(wrong)
     assert not calls.holds('<tool_call>\n{"name": "tree", "arguments": {"right": {}}}\n</tool_call>')
     assert not calls.holds('<tool_call>\n{"name": "wood", "arguments": {"left": {}}}\n</tool_call>')
+
+
+RUNS = dict(zip(CONCURRENCY, (2, 6, 12), strict=True))  # by concurrency; the bench itself makes 1,000 of each
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
+@pytest.mark.anyio
+async def test_every_answer_validates_in_every_strategy(strategy: Strategy) -> None:
+    async with linked_nodes() as nodes:
+        for at_once, runs in RUNS.items():
+            outcome = await judged(nodes, strategy, runs, at_once)
+            assert (outcome.runs, outcome.valid) == (runs, runs), f"{at_once} at once"
+        assert all(node.num_answers == 0 for node in nodes.values())

@@ -7,7 +7,11 @@ import json
 import shlex
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -126,3 +130,59 @@ def test_the_samples_have_one_question_for_each_side_and_one_for_both(tmp_path: 
         (tmp_path / "questions.json").write_text(text)
         with pytest.raises(ConfigError, match="install paceline again"):
             load_questions(tmp_path / "questions.json")
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A server that is at work for long before its first token, and says so; `ends`: not even that any more."""
+
+    ends = False
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._send("application/json", json.dumps({"object": "list", "data": [{"id": "demo"}]}).encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self._send("text/event-stream", b"")
+        for _ in range(4):
+            time.sleep(0.3)
+            self.wfile.write(b": ping\n\n")
+            self.wfile.flush()
+        if self.ends:
+            self.rfile.read(1)  # until the client has gone
+            return
+        chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "at nine"}}]}
+        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n")
+
+    def _send(self, kind: str, content: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["an answer at last", "no answer"])
+def test_a_slow_machine_is_waited_for_and_named_and_is_no_fault_of_an_answer(
+    screen: Screen, shown: io.StringIO, child: Child, monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    monkeypatch.setattr(demo, "SILENCE_S", 1.0)  # less than the whole wait, more than between two signs of life
+    monkeypatch.setattr(demo, "FIRST_TOKEN_S", 1.0)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Slower", (Slow,), {"ends": ends}))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        slow = replace(child, url=f"http://127.0.0.1:{server.server_port}")
+        assert demo.put(screen, slow, QUESTION, check=False) is ends
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    told = shown.getvalue()
+    assert "FAIL" not in told
+    if ends:
+        assert "slow machine: http://127.0.0.1" in told and "has said nothing for 1 s" in told
+    else:
+        assert "at nine" in told and "slow machine: the first token came after" in told

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from openai import BadRequestError
+from openai import BadRequestError, OpenAI
 
 from paceline.strategies.base import SIDES, Side
 from tests.e2e.pair import QUESTION, Pair
@@ -61,3 +61,36 @@ def test_at_the_level_answer_private_the_device_writes_with_what_the_cloud_finds
     assert {"sent_open_bytes"} <= sent <= {"sent_open_bytes", "sent_close_bytes"}  # either side may close first
     with pytest.raises(BadRequestError, match="ask the device"):
         pair.client("cloud").chat.completions.create(**body, extra_body={"paceline": private})
+
+
+def streamed(client: OpenAI) -> str:
+    chunks = client.chat.completions.create(**request(), stream=True)
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+
+
+def curled(url: str, body: dict[str, Any]) -> list[str]:
+    """The `data:` lines received by `curl -N`."""
+    done = subprocess.run(
+        ["curl", "-sN", f"{url}/v1/chat/completions", "-H", "content-type: application/json", "-d", json.dumps(body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return [line.removeprefix("data: ") for line in done.stdout.splitlines() if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_openai_and_curl_get_the_same_text_streamed_and_whole(pair: Pair, side: Side) -> None:
+    client = pair.client(side)
+    whole = client.chat.completions.create(**request(), extra_body={"paceline": {"report": True}})
+    assert whole.model_extra is not None and whole.model_extra["paceline"]["strategy"] == "aggregate"
+    assert whole.model_extra["paceline"]["degraded"] is None
+    text = whole.choices[0].message.content
+    assert text
+    assert streamed(client) == text
+    *chunks, done = curled(pair.url(side), request(stream=True))
+    assert done == "[DONE]"
+    pieces = [json.loads(chunk)["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(pieces) == text
+    assert whole.usage is not None and whole.usage.completion_tokens <= MAX_TOKENS

@@ -270,3 +270,43 @@ def _text(address: str) -> str:
     answer = _post(address)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def test_layers_that_are_no_span_are_refused_with_a_sentence() -> None:
+    for layers in ("3", "0:99"):
+        credential = json.dumps({"name": "s", "seed": base64.b64encode(bytes(32)).decode(), "head_key": ""})
+        done = subprocess.run(
+            command("stage", "--model", str(DEVICE), "--layers", layers, "--credential", "-"),
+            input=credential + "\n",
+            env=clean_environment(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        assert (done.returncode == 2 and "span" in done.stderr) or "FIRST:STOP" in done.stderr, done.stderr
+
+
+def test_log_probabilities_and_constraints_come_from_the_last_stage(servers: tuple[Child, Child]) -> None:
+    whole, staged = servers
+    shape = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": shape}}
+    for more in ({"logprobs": True, "top_logprobs": 3}, {"response_format": schema}, {"presence_penalty": 1.5}):
+        asked = body(QUESTIONS[0], 1, "autoregressive", **more)
+        found, expected = (
+            httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=300, trust_env=False).json()
+            for server in (staged, whole)
+        )
+        assert found["choices"][0]["message"] == expected["choices"][0]["message"]
+        for one, other in zip(*(_logprobs(each) for each in (found, expected)), strict=True):
+            assert one["token"] == other["token"] and abs(one["logprob"] - other["logprob"]) < 1e-3
+
+
+def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
+    found = answer["choices"][0]["logprobs"]  # type: ignore[index]  # OpenAI's shape
+    return [] if found is None else list(found["content"])

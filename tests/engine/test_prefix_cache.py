@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from paceline.core.batching.block_manager import KvPrefix, as_floats, turned
+from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks, as_floats, turned
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Rotates
 from paceline.engine.fake import FakeEngine
@@ -422,3 +422,21 @@ def test_unless_memory_is_given_only_four_contexts_stay_for_later_prompts(
         engine.release(seq)
     assert engine.begin(SeqId(110), tokens, "owner 5") == 80
     assert engine.begin(SeqId(111), tokens, "owner 0") == kept
+
+
+def small(path: Path) -> Engine:
+    return load_engine(path, HERE._replace(backend="paged", kv_rows=48), name="llama")
+
+
+@pytest.mark.parametrize("make", [lambda _: FakeEngine(capacity_rows=30), small], ids=["fake", "paged"])
+def test_rows_without_room_are_refused(make: Callable[[Path], Engine], checkpoint: Callable[[str], Path]) -> None:
+    engine = make(checkpoint("llama"))
+    rows = exported(engine)
+    with sequences(engine, 2) as (seq, other):
+        extend(engine, other, PROMPT)
+        with pytest.raises(OutOfBlocks):
+            engine.import_kv(seq, rows)
+        engine.check()
+        assert engine.length(seq) == 0
+        engine.release(other)
+        engine.import_kv(seq, rows)

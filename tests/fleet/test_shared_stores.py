@@ -21,7 +21,9 @@ from paceline.fleet import Fleet
 from paceline.postgres import Postgres, PostgresConnection
 from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
+from server.devices import Registry
 from server.keys import Keys
+from server.program import common_key
 from server.state import StateTables
 from tests.postgres import RealPostgres
 
@@ -330,3 +332,19 @@ def test_a_server_with_another_clock_does_not_join(
         clock.setattr(time, "time", lambda: right() + seconds)
         with pytest.raises(ConfigError, match=how):
             postgres.join("http://127.0.0.1:9")
+
+
+def test_devices_enrol_at_any_server_and_a_name_has_one_code(servers: Servers) -> None:
+    first, second = Registry(servers[0]), Registry(servers[1])
+    first.add("phone")
+    with second.watching() as version:
+        before = version()
+        first.add("phone")
+        eventually(lambda: version() != before)
+    assert [device.name for device in second.devices()] == ["phone"]
+    assert second.revoke("phone") and first.devices() == []
+
+
+def test_all_servers_have_one_key(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
+    keys = [common_key(tmp_path_factory.mktemp("state"), each) for each in servers]
+    assert keys[0].seed == keys[1].seed

@@ -193,3 +193,9 @@ def test_a_token_that_the_hub_does_not_know_is_named(hub: StandInHub, monkeypatc
     hub.wrong_token = "hf_old"
     with pytest.raises(ConfigError, match="does not know the token of HF_TOKEN"):
         pull(HubName.parse("house/tiny"))
+
+
+def test_a_server_that_ignores_ranges_sends_all_again(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1)
+    hub.cut_after, hub.cuts, hub.ignores_ranges = 3, 1, True
+    assert (pull(HubName.parse("house/tiny")).directory / "model.safetensors").read_bytes() == b"weights"

@@ -214,3 +214,22 @@ def test_a_store_lists_passages_in_pages_and_its_generation_changes_with_them(tm
         assert store.chunks([found[0].chunk_id])
         store.remove("0.md")
         assert not store.chunks([found[0].chunk_id])
+
+
+def test_kv_stays_readable_after_its_file_is_removed(tmp_path: Path) -> None:
+    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
+    files.put(key_of(prefix), prefix)
+    found = files.get(key_of(prefix))
+    assert files.forget([text_hash("a text")]) == 1 and not list(tmp_path.iterdir())
+    assert_same(found, prefix)
+
+
+def test_a_crash_before_the_rename_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, prefix = DocumentKvStore(tmp_path, MIB), prefix_of()
+
+    def crash(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", crash)
+    assert not files.put(key_of(prefix), prefix)
+    assert files.get(key_of(prefix)) is None and not list(tmp_path.iterdir())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -130,3 +131,21 @@ async def test_a_cloud_that_may_ask_gets_answers_and_no_measurements_within_its_
         assert ids["boat.md"] in boat["documents"], "the query comes from the messages"
         assert all(entry["sent"]["targets"] > 0 and entry["outcome"] and entry["tokens"] for entry in read)
         assert "copper" not in json.dumps(entries), "no text of documents"
+
+
+async def test_only_named_keys_are_answered_and_no_more_often_than_the_rate(tmp_path: Path) -> None:
+    flags = ("--cloud-may-ask", "notebook,phone", "--cloud-asks-per-minute", "2")
+    async with asked_agent(tmp_path, *flags) as (rogue, link, owner):
+        assert (await rogue.ask(link, question(WIFI, asker="phone"))).targets
+        for stranger in ("", "tablet"):
+            heard = await rogue.ask(link, question(WIFI, asker=stranger))
+            assert heard.kinds == {"close"} and "only named keys" in (heard.refusal or "")
+        more = [await rogue.ask(link, question(WIFI, asker="phone")) for _ in range(3)]
+        assert [bool(each.targets) for each in more] == [True, False, False]
+        assert "2 questions of the cloud a minute" in (more[1].refusal or "")
+        entries = owner.activity()
+        assert [entry["asker"] for entry in entries if not entry["refused"]] == ["phone", "phone"]
+        refused: Counter[str] = Counter()
+        for entry in entries:
+            refused[entry["asker"]] += entry["times"] if entry["refused"] else 0
+        assert refused == Counter({"": 1, "tablet": 1, "phone": 2})

@@ -227,3 +227,16 @@ async def test_logprobs_are_those_of_the_mixture_the_token_was_drawn_from() -> N
         assert sum(piece.tokens for piece in pieces) == len(chosen)
         assert all(token.logprob <= 0.0 and 1 <= len(top) <= 3 for token, top in chosen)
         assert b"".join(bytes(token.bytes) for token, _ in chosen).decode() == "".join(piece.text for piece in pieces)
+
+
+async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
+    """`nodes` asserts at the end that neither engine holds a sequence."""
+    async with nodes() as (bench, _):
+        session = await bench.cloud.prepare(REQUEST)
+        events = session.run()
+        await anext(events)
+        await events.aclose()  # type: ignore[attr-defined]  # an async generator
+        assert bench.cloud.num_answers == 0
+        other = await bench.cloud.prepare(REQUEST)  # prepared but never run
+        await other.aclose()
+        assert bench.cloud.num_answers == 0

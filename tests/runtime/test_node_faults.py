@@ -267,3 +267,12 @@ async def test_a_link_lost_and_back_before_the_answer_begins_leaves_no_session_b
         bench.links[1].on_open = counted
         _, done = await collect(session)
         assert len(opened) == 1 and done.stats["alone"] == 0
+
+
+async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
+    async with nodes() as (bench, _):
+        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
+        await bench.unlink()
+        with pytest.raises(PacelineError, match="has not come back within"):
+            await collect(session)

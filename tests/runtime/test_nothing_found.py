@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import peers
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.sessions.base import MaskThreads
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PromptSet
+from paceline.wire.messages import RetrievedPassages, SessionFrame, Targets
 from tests.requests import changed
 from tests.runtime import test_node
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes
@@ -254,3 +257,40 @@ async def test_what_is_its_own_if_the_peer_finds_nothing_is_written_while_that_s
         text, done = await events
         assert (text, done.degraded, done.completion_tokens) == (expected, None, 24)
         assert (done.strategy == "lookup_tree") == (not found)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_peer_is_left_whose_tokens_come_while_a_mask_is_waited_for(
+    lost: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text is the device's from its first token on, though the machine cannot be left within an event."""
+    held: list[Callable[[], None]] = []
+    heard: list[SessionFrame] = []
+    submit, received = MaskThreads.submit, ClientSession._received
+
+    def held_back(threads: MaskThreads, owner: str, work: Callable[[], object], done: Callable[[], None]) -> None:
+        now = partial(submit, threads, owner, work, done)
+        held.append(now) if threads.worker is bench.device._resources.worker else now()
+
+    def heard_too(session: ClientSession, message: SessionFrame) -> None:
+        received(session, message)
+        heard.append(message)
+
+    request = changed(HELLO, constraint=Constraint("json_schema", '{"type": "string", "pattern": "^[a-d]{10}$"}'))
+    async with pair(tmp_path, LARGER_DEVICE, monkeypatch) as (bench, _):
+        expected = await alone(bench, "device", request)
+        assert expected != await alone(bench, "cloud", request)
+        monkeypatch.setattr(ClientSession, "_received", heard_too)
+        monkeypatch.setattr(MaskThreads, "submit", held_back)
+        events = asyncio.create_task(collect(await bench.device.prepare(request)))
+        async with asyncio.timeout(30):
+            while len(heard) < 2:
+                await asyncio.sleep(0)
+        assert isinstance(heard[0], RetrievedPassages) and isinstance(heard[1], Targets) and held
+        if lost:
+            await bench.unlink()
+        monkeypatch.setattr(MaskThreads, "submit", submit)
+        for each in held:
+            each()
+        text, done = await events
+        assert (text, done.degraded) == (expected, None)

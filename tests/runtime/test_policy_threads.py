@@ -17,9 +17,11 @@ from paceline.errors import StorageError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Known, RuledDocuments
+from paceline.runtime import policy as guarding
 from paceline.runtime.node import Node
 from paceline.runtime.policy import PolicyGuard, PolicyState
 from paceline.runtime.resources import Company, NodeParts
+from tests.clocks import read_from
 from tests.requests import a_request
 
 HELD = "Velda will have thirty crowns for the lower room in May."
@@ -107,3 +109,41 @@ async def test_what_would_happen_is_found_out_on_no_event_loop(tmp_path: Path, m
             told = await node.explain(ASKED, None)
         assert told.documents == [("velda.md", ("never leaves: velda.md",))]
         assert threading.current_thread() not in readers
+
+
+def test_a_text_that_is_remembered_again_is_held_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = PolicyGuard("device", RULES)
+    guard.remember(HELD, "local-only")
+    usual, levels = guarding.strictest, list[Privacy]()
+
+    def decided_in_the_middle(*given: Privacy) -> Privacy:
+        monkeypatch.undo()
+        deciding = threading.Thread(target=lambda: levels.append(guard._held(ASKED)))
+        deciding.start()
+        deciding.join()
+        return usual(*given)
+
+    monkeypatch.setattr(guarding, "strictest", decided_in_the_middle)
+    guard.remember(HELD, "local-only")
+    guard.close()
+    assert levels == ["local-only"]
+
+
+def test_what_was_spent_yesterday_does_not_count_when_the_day_turns_while_a_request_is_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1e9]
+    read_from(monkeypatch, lambda: clock[0], guarding)
+    guard, usual = PolicyGuard("device", RULES), PolicyState.used
+    guard.spend("bytes", 9.0)
+
+    def turned_behind(state: PolicyState) -> dict[Budget, float]:
+        found = usual(state)
+        monkeypatch.undo()
+        clock[0] += 86_400.0
+        return found
+
+    monkeypatch.setattr(PolicyState, "used", turned_behind)
+    guard._see_others()
+    assert not guard.used_up()
+    guard.close()

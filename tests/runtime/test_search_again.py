@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from lab.baselines.dragon import SHAPES, Shape
 from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import ByteTokenizer
@@ -216,3 +217,28 @@ async def test_a_device_joins_a_stretch_while_the_one_before_is_still_open_there
     other = gate.admit(msgspec.structs.replace(opening, session=5, targets=[5, 9]))
     assert other.part is not later.part, "what was lost on the way is known to one side alone: a question of its own"
     await gate.close()
+
+
+@pytest.mark.parametrize("front", SIDES)
+async def test_drafts_change_no_token_of_such_an_answer(
+    front: Side, stores: tuple[Mapping[Side, DocumentStore], Searched]
+) -> None:
+    opened, searched = stores
+    texts = []
+    async with nodes(stores=opened) as (bench, _):
+        shapes: tuple[Shape, ...] = ("none", "chain", "tree")
+        for shape in shapes:
+            for queries in searched.queries.values():
+                queries.clear()
+            options = {"search_every": EVERY, "drafting": SHAPES[shape], "aggregator": "mixture"}
+            request = changed(AGAIN, options=options)
+            texts.append((await collect(await getattr(bench, front).prepare(request)))[0])
+    assert len(set(texts)) == 1
+
+
+async def test_a_stop_string_may_begin_in_one_stretch_and_end_in_the_next() -> None:
+    async with nodes() as (bench, _):
+        whole, _ = await collect(await bench.device.prepare(AGAIN))
+        stop = whole[EVERY - 2 : EVERY + 2]
+        text, done = await collect(await bench.device.prepare(changed(AGAIN, stop=(stop,))))
+    assert text == whole[: whole.index(stop)] and (done.reason, done.stop) == ("stop", stop)

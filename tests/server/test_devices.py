@@ -7,7 +7,9 @@ import json
 import re
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -412,3 +414,24 @@ def test_devices_are_added_listed_and_revoked_at_the_command_line(tmp_path: Path
     assert states == {"phone": "revoked", "laptop": "enrolled"}
     unknown = runner.invoke(app, ["devices", "revoke", "nobody", "--state-dir", str(tmp_path)])
     assert isinstance(unknown.exception, ConfigError)
+
+
+def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None:
+    code = Registry(tmp_path).add("phone")
+    keys = [PrivateKey.generate() for _ in range(8)]
+    requests = [asked(code, key) for key in keys]
+    start = threading.Barrier(8)
+
+    def attempt(number: int) -> PrivateKey | None:
+        registry = Registry(tmp_path)
+        start.wait()
+        try:
+            registry.enrol(requests[number], SERVER)
+        except RequestError:
+            return None
+        return keys[number]
+
+    with ThreadPoolExecutor(8) as pool:
+        won = [key for key in pool.map(attempt, range(8)) if key is not None]
+    assert len(won) == 1
+    assert Registry(tmp_path).recognise(claim("phone", *won)) == won[0].public_key

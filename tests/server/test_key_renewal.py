@@ -107,3 +107,27 @@ async def test_a_device_that_sends_no_new_key_is_cut_when_its_own_has_expired(
 
 async def no_key(_: CloudKeys) -> PrivateKey:
     raise ConfigError("the disk is full")
+
+
+@pytest.mark.parametrize("kept", ["present", "new"])
+async def test_an_agent_that_died_in_mid_renewal_is_let_in(tmp_path: Path, kept: str) -> None:
+    agent = tmp_path / "agent"
+    async with site(tmp_path) as here:
+        _, theirs = await here.linked(agent, here.registry.add("phone"))
+        here.kept.pop().cancel()
+        await theirs.closed.wait()
+        credentials, cloud = Credentials(agent), http_url(here.url)
+        credential = credentials.get(cloud)
+        assert credential is not None
+        keys = CloudKeys(credentials, cloud, credential)
+        new, present = await keys.make_key(), key_in(agent, here)
+        assert (await keys.make_key()).seed == new.seed, "no third key"
+        if kept == "new":
+            assert here.registry.renew("phone", present.public_key, new.public_key)
+        await here.linked(agent, None)
+        held = credentials.get(cloud)
+        async with asyncio.timeout(60):
+            while held is None or len(held.keys) > 1:
+                await asyncio.sleep(0.01)
+                held = credentials.get(cloud)
+        assert held.keys[0].seed == (new if kept == "new" else present).seed

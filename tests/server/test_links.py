@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -312,3 +312,46 @@ def _then(work: Callable[[], Awaitable[None]], done: asyncio.Event) -> Callable[
         done.set()
 
     return both
+
+
+@pytest.mark.anyio
+async def test_a_used_code_at_a_second_start_does_no_harm(tmp_path: Path) -> None:
+    async with site(tmp_path) as here:
+        code = here.registry.add("phone")
+        _, theirs = await here.linked(tmp_path / "agent", code)
+        await theirs.close()
+        await here.linked(tmp_path / "agent", code)
+
+
+@pytest.mark.anyio
+async def test_an_enrolment_refused_later_leaves_the_agent_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site(tmp_path) as here:
+        cloud = here.agent(tmp_path / "agent", "AAAA-BBBB-CCCC-DDDD", lambda _: None)
+        await cloud.keep_linked()  # returns, since enrolment was refused
+        assert "answers alone" in caplog.text
+
+
+@pytest.mark.anyio
+async def test_the_watch_outlives_a_registry_that_cannot_be_read_from_the_first_look_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, looks = Registry(tmp_path), asyncio.Semaphore(0)
+
+    @contextmanager
+    def watching() -> Iterator[Callable[[], int]]:
+        def version() -> int:
+            looks.release()
+            raise StorageError("the database cannot be reached", away=True)
+
+        yield version
+
+    monkeypatch.setattr(registry, "watching", watching)
+    monkeypatch.setattr(links, "WATCH_S", 0.0)
+    watch = asyncio.create_task(Links(registry, Peers(), lambda: CLOUD, key=KEY).watch())
+    for _ in range(3):
+        looked = asyncio.create_task(looks.acquire())
+        await asyncio.wait({looked, watch}, return_when=asyncio.FIRST_COMPLETED)
+        assert not watch.done(), watch.exception()
+    watch.cancel()

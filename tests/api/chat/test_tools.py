@@ -9,6 +9,8 @@ from typing import Any  # parsed JSON
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionToolParam
+from pydantic import BaseModel
 
 from paceline.runtime.service import GenerateEvent, GenerateRequest, TextDelta, TokenLogprob
 from tests.api.chat.test_output import stream, whole
@@ -361,3 +363,40 @@ def test_a_model_writes_calls_in_its_own_format(
     assert constraint(request)["format"] == "qwen3_coder"
     system, _, assistant, _ = request.prompt.messages
     assert "<function=<function-name>>" in system["content"] and assistant["content"] == text
+
+
+class Place(BaseModel):
+    city: str
+
+
+def test_the_official_client_streams_tools_and_parses_formats(client: openai.OpenAI, service: ScriptedService) -> None:
+    tools: list[ChatCompletionToolParam] = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+        for name in ("weather", "time")
+    ]
+    service.script = letters(CALLS)
+    with client.chat.completions.stream(
+        model="scripted", messages=[{"role": "user", "content": "Hi"}], tools=tools
+    ) as events:
+        final = events.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls" and final.message.content == "Let me look."
+    assert [call.function.arguments for call in final.message.tool_calls or ()] == [ROME, "{}"]
+    service.script = letters('{"city": "Rome"}')
+    parsed = client.chat.completions.parse(
+        model="scripted", messages=[{"role": "user", "content": "Hi"}], response_format=Place
+    )
+    assert parsed.choices[0].message.parsed == Place(city="Rome")
+    held = service.requests[-1].output.constraint
+    assert held is not None and held.kind == "json_schema" and json.loads(held.text)["required"] == ["city"]
+
+
+def test_an_agents_turns_go_round(client: openai.OpenAI, service: ScriptedService) -> None:
+    """The server's message is sent back unchanged, with the result of its call."""
+    service.script = letters(CALLS)
+    first = client.chat.completions.create(**BODY, tools=TOOLS).choices[0].message  # type: ignore[call-overload]
+    results = [{"role": "tool", "tool_call_id": call.id, "content": call.function.name} for call in first.tool_calls]
+    messages = [{"role": "user", "content": "Hi"}, first.model_dump(), *results]
+    client.chat.completions.create(**BODY | {"messages": messages}, tools=TOOLS)  # type: ignore[call-overload]
+    _, _, assistant, returned = service.requests[-1].prompt.messages
+    assert assistant["content"] == CALLS
+    assert returned["content"].index("weather") < returned["content"].index("time")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +21,7 @@ from paceline.errors import EngineError
 from paceline.runtime import admission
 from tests.api.generation.test_request import fault
 from tests.api.real import MAX_POSITIONS, serving_node
-from tests.api.scripted import client_of
+from tests.api.scripted import WAIT, client_of
 
 PROMPT = "Once upon a time, in Käsmu 🚲"
 ROUTE = "/v1/completions"
@@ -273,3 +276,33 @@ def test_a_prompt_beyond_the_context_is_refused_in_the_words_agents_know(http: h
         assert f"maximum context length is {MAX_POSITIONS} tokens" in str(refused["message"])
     whole = {"model": "fake", "prompt": "x" * MAX_POSITIONS, "max_tokens": 0} | scored
     assert http.post(ROUTE, json=whole).status_code == 200
+
+
+class BlockedEngine(FakeEngine):
+    """Sets `called` in `forward`, and blocks until `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(3, spread=0.3, max_positions=MAX_POSITIONS)
+        self.called = threading.Event()
+        self.go_on = threading.Event()
+
+    def forward(self, batch: Batch) -> Output:
+        self.called.set()
+        assert self.go_on.wait(WAIT)
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}])
+def test_a_client_that_leaves_frees_its_prompt_s_rows(tmp_path: Path, more: dict[str, object]) -> None:
+    """`serving_node` asserts that the engine holds no rows."""
+    engine = BlockedEngine()
+    with serving_node(tmp_path, engine) as (url, _):
+        body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            assert engine.called.wait(WAIT)
+        engine.go_on.set()
+        with client_of(url) as client:
+            assert client.post(ROUTE, json=asked(**more)).status_code == 200

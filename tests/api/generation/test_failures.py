@@ -111,3 +111,18 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
     send_and_leave(url, BODY, script.began)
     assert script.cancelled.wait()
     assert not service.requests
+
+
+def test_a_client_that_leaves_ends_all_choices(url: str, service: ScriptedService) -> None:
+    script = service.script = Script([Signal()])
+    send_and_leave(url, BODY | {"n": 4}, script.began)
+    assert script.ended.wait()
+
+
+def test_a_client_that_stops_reading_a_stream_and_leaves_is_noticed(url: str, service: ScriptedService) -> None:
+    script = service.script = Script([TextDelta("x" * 4096, 1), Signal()])
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=BODY | {"stream": True}) as response:
+        for line in response.iter_lines():
+            if "xxxx" in line:
+                break
+    assert script.ended.wait()

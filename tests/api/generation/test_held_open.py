@@ -12,7 +12,7 @@ import pytest
 from openai import APIError, OpenAI
 
 from paceline.api.generation import streaming
-from paceline.errors import RequestError
+from paceline.errors import PacelineError, RequestError
 from tests.api.scripted import MODEL, WAIT, Script, ScriptedService, Signal, answering, serving
 
 ASKED = [{"role": "user", "content": "Where?"}]
@@ -206,3 +206,14 @@ def test_openais_client_reads_such_a_stream_and_its_refusal(url: str, service: S
         held.set()
         with pytest.raises(APIError, match="no memory"):
             list(stream)
+
+
+@pytest.mark.parametrize("error", [PacelineError("The engine is gone."), ValueError("a secret")])
+def test_a_failure_in_the_middle_reveals_what_its_status_would(
+    error: Exception, url: str, service: ScriptedService
+) -> None:
+    more = Signal()
+    service.script = Script([*answering("Here")[:1], more, error])
+    _, body, whole = posted(url, "/v1/chat/completions", more, MODEL.name)
+    assert not whole and b"secret" not in body
+    assert json.loads(body)["error"]["type"] == "server_error"

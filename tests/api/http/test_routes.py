@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import json
 import socket
 from collections.abc import Iterator
@@ -12,6 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.api.http import admission as admission_module
+from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.auth import Keyring
+from paceline.api.http.errors import RefusedError
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
@@ -147,3 +152,31 @@ def test_too_many_requests_at_once_are_refused_at_once(monkeypatch: pytest.Monke
         assert http.get("/v1/models").status_code == 200
         go_on.set()
         assert first.read().endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("path", "encoding"), [(CHAT, "gzip"), ("/v1/messages", "br"), ("/v1/files", "deflate, gzip")])
+def test_a_compressed_body_is_refused_by_name(http: httpx.Client, encoding: str, path: str) -> None:
+    body = gzip.compress(json.dumps(BODY).encode())
+    response = http.post(path, content=body, headers={"content-encoding": encoding})
+    assert response.status_code == 415 and response.headers["accept-encoding"] == "identity"
+    assert f"Content-Encoding '{encoding}'" in str(response.json()["error"])
+
+
+@pytest.mark.anyio
+async def test_draining_refuses_new_requests_and_waits_for_active_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission_module, "MAX_ACTIVE", 2)
+    admission = AdmissionControl(Keyring({}))
+    admission.enter()
+    admission.enter()
+    with pytest.raises(RefusedError) as full:
+        admission.enter()
+    assert full.value.failure.status == 429
+    drained = asyncio.create_task(admission.drain())
+    admission.leave()
+    await asyncio.sleep(0)
+    with pytest.raises(RefusedError) as refused:
+        admission.enter()
+    assert refused.value.failure.status == 503 and "Retry-After" in refused.value.failure.headers
+    assert not drained.done()
+    admission.leave()
+    await drained

@@ -17,8 +17,9 @@ from paceline.api.http.auth import Keyring, StoredKey
 from paceline.api.http.logs import OneObject
 from paceline.api.observation import Observer, new_request_id
 from paceline.core.energy import Energy, EnergyUse
+from paceline.errors import PacelineError
 from paceline.runtime.service import GenerationResult, Handoff, TextDelta
-from tests.api.scripted import ScriptedService, client_of, running, serving
+from tests.api.scripted import Script, ScriptedService, client_of, running, serving
 from tests.clocks import read_from
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -153,3 +154,9 @@ def test_a_line_of_json_cannot_be_forged() -> None:
     assert line.isprintable() and line.isascii()
     said = json.loads(line)
     assert said["message"].startswith("said") and said["peer"] == "a\nb" and said["level"] == "info"
+
+
+def test_an_answer_that_fails_is_counted(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = Script([PacelineError("no more")])  # type: ignore[list-item]
+    assert http.post("/v1/chat/completions", json=ASKED).status_code >= 500
+    assert samples(http)["paceline_finished_answers_total", "failed", ""] == 1

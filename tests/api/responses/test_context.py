@@ -13,7 +13,7 @@ from paceline.api.responses import begun as responses_context
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation
 from tests.api.responses.test_endpoint import error_of, post
-from tests.api.scripted import ScriptedService, Signal
+from tests.api.scripted import WAIT, ScriptedService, Signal, client_of
 
 LONG = [{"role": "user", "content": str(number)} for number in range(40)]
 
@@ -131,3 +131,19 @@ def test_instructions_take_no_room_in_the_conversation(http: httpx.Client, monke
     monkeypatch.setattr(responses_context, "MAX_EARLIER", 3_500)
     first = post(http, instructions="Be brief. " * 1000).json()["id"]
     assert post(http, previous_response_id=first).status_code == 200
+
+
+def test_a_refusal_while_a_conversation_is_cut_leaves_no_place_taken(http: httpx.Client, places: Places) -> None:
+    for admissions in (1, 2):
+        places.admitted, places.busy_after = 0, admissions
+        assert error_of(post(http, input=LONG, truncation="auto")) == (429, None, "busy")
+        assert places.held == 0
+
+
+def test_leaving_while_a_conversation_is_cut_leaves_no_place_taken(url: str, places: Places) -> None:
+    places.hold = Signal()
+    with client_of(url) as http, pytest.raises(httpx.ReadTimeout):
+        body = {"model": "scripted", "input": LONG, "truncation": "auto"}
+        http.post("/v1/responses", json=body, timeout=httpx.Timeout(WAIT, read=0.2))
+    assert places.waiting.wait() and places.left.wait()
+    assert places.held == 0

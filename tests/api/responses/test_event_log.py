@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.api.http.errors import Failure
 from paceline.api.responses import log as event_writer
 from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
 from paceline.api.responses.store import FILE, EventRow, EventStore, ResponseRecord
 from paceline.core.fair import fair_share
-from paceline.errors import ConfigError, PacelineError
+from paceline.errors import ConfigError, PacelineError, StorageError
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
 pytestmark = pytest.mark.anyio
@@ -297,3 +298,24 @@ async def test_a_row_that_is_appended_as_the_log_closes_is_written_and_a_later_o
         await live.until(lambda: live.committed == live.length)
     with closing(EventStore(tmp_path)) as store:
         assert [row.data for row in store.read("a", -1, -1)] == [b'"one"']
+
+
+async def test_what_cannot_be_ended_is_left_to_others(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = Failure(500, "It cannot be continued.", "server_error")
+    live = log.begin(record("resp_1"), stored=True)
+    log.append_nowait(live, [("response.created", b'{"response":{"output":[]}}')])
+    await log.wait_begun(live)
+    with monkeypatch.context() as away:
+
+        def read(*_: object) -> list[EventRow]:
+            raise StorageError("It cannot be reached.", away=True)
+
+        away.setattr(log._store, "read", read)
+        assert await log.fail(live, failure) is None
+    assert log.running("resp_1") is None and live.lost and isinstance(live.failure, event_writer.TakenOver)
+    again = log.begin(record("resp_2"), stored=True)
+    log.append_nowait(again, [("response.created", b'{"response":{"output":[]}}')])
+    await log.wait_begun(again)
+    ended = await log.fail(again, failure)
+    assert ended is not None and ended["status"] == "failed"
+    await log.wait_committed(again)

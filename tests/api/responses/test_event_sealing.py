@@ -157,3 +157,34 @@ def test_without_the_key_nothing_is_made_anew_and_a_sentence_says_what_to_do(tmp
         open_answers_seal(tmp_path, encrypt=True)
     key.write_bytes(content)
     assert open_answers_seal(tmp_path, encrypt=True).is_on
+
+
+def test_what_another_process_has_open_is_not_encrypted_under_it(tmp_path: Path) -> None:
+    a_log(tmp_path, PLAIN, "a")
+    with closing(EventStore(tmp_path, PLAIN)) as first:
+        first.allow_others()
+        with closing(EventStore(tmp_path, SEAL)) as second:
+            written(second, "b")
+            assert is_whole(second, "a") and is_whole(second, "b") and is_whole(first, "a")
+            with pytest.raises(ConfigError, match="start this one again"):
+                first.read("b", -1, 10)
+    with closing(EventStore(tmp_path, SEAL)) as store:
+        assert is_whole(store, "a") and PHRASES[0] not in on_disk(tmp_path)
+
+
+def test_a_damaged_response_that_was_cut_does_not_keep_the_log_from_opening(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path, SEAL)) as store:
+        store.write([ResponseRecord("a", "anna", 1.0, None, ASKED)], [("a", 0, "delta", b"1")], [])
+        written(store, "b")
+    sql(tmp_path, "UPDATE events SET data = x'00' WHERE response = 'a'")
+    with closing(EventStore(tmp_path, SEAL)) as store:
+        assert store.repair(lambda rows: rows, lambda _: False) == 1
+        assert store.unfinished() == [] and is_whole(store, "b")
+
+
+def test_a_folder_keeps_the_seal_of_the_first_program_that_encrypts(tmp_path: Path) -> None:
+    assert open_answers_seal(tmp_path, encrypt=False) is PLAIN and not list(tmp_path.iterdir())
+    first = open_answers_seal(tmp_path, encrypt=True)
+    assert first.is_on and [oct(each.stat().st_mode)[-3:] for each in tmp_path.iterdir()] == ["600", "600"]
+    for encrypt in (True, False):
+        assert open_answers_seal(tmp_path, encrypt=encrypt).name == first.name

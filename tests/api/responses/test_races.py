@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from paceline.api.responses.log import EventLog, Retention
-from paceline.api.responses.store import EventStore
+from paceline.api.responses.store import EventStore, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
@@ -118,3 +118,20 @@ def test_an_expired_response_can_be_deleted() -> None:
             pass
         assert http.delete(path).status_code == 200
         assert http.delete(path).status_code == 404
+
+
+@pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
+def test_a_response_that_is_deleted_while_it_is_fetched_is_not_found(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch, method: str, where: str
+) -> None:
+    made = post(http, background=True).json()["id"]
+    http.get(f"/v1/responses/{made}", params={"stream": "true"})
+    find = EventLog.find
+
+    async def deleted(log: EventLog, response: str, **options: bool) -> ResponseRecord | None:
+        record = await find(log, response, **options)
+        await log.delete(response)
+        return record
+
+    monkeypatch.setattr(EventLog, "find", deleted)
+    assert error_of(http.request(method, f"/v1/responses/{made}{where}")) == (404, "response_id", None)

@@ -184,3 +184,27 @@ def test_no_other_number_opens_anything(url: str) -> None:
     with client_of(url, "ann") as http:
         for number in ("0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"):
             assert http.get(f"/v1/passages/{number}").status_code in (400, 404), number
+
+
+@pytest.fixture
+def bert(url: str) -> Iterator[openai.OpenAI]:
+    yield from client(url, "bert")
+
+
+def test_a_store_of_another_key_is_not_there(bert: openai.OpenAI, store: tuple[str, str]) -> None:
+    with pytest.raises(openai.NotFoundError, match="No such vector store"):
+        cited(bert, vector_stores=[store[0]])
+    with pytest.raises(openai.NotFoundError, match="No such vector store"):
+        bert.responses.create(
+            model=MODEL, input=ASK, tools=[{"type": "file_search", "vector_store_ids": ["default", store[0]]}]
+        )
+
+
+def test_a_deleted_file_is_not_read_any_more(ann: openai.OpenAI) -> None:
+    vector_store = ann.vector_stores.create().id
+    file = ann.vector_stores.files.upload_and_poll(
+        vector_store_id=vector_store, file=("boat.txt", BOAT.encode()), poll_interval_ms=POLL
+    )
+    assert len(cited(ann, vector_stores=[vector_store])) == 1
+    ann.files.delete(file.id)
+    assert cited(ann, vector_stores=[vector_store]) == []

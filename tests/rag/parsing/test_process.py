@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -325,3 +326,23 @@ def test_a_parser_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(DocumentError, match="write too much"):
             parser.parse_bytes("a.txt", b"words " * 10_000)
         assert parser.parse_bytes("a.md", b"# Next").title == "Next"
+
+
+def test_a_parser_that_crashes_fails_its_document(endless: Path) -> None:
+    with ParserProcess() as parser:
+        thread, errors = parsing(parser, endless)
+        child_of(parser).send_signal(signal.SIGSEGV)
+        thread.join()
+        assert [type(error) for error in errors] == [DocumentError]
+        assert "ends the program that reads it (signal 11)" in str(errors[0])
+
+
+def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "BUDGET_S", 0.5)
+    with closing(ParserPool(1, Limits(cpu_s=1))) as pool:
+        for owner, refusal in [("ann", DocumentError), ("ann", RequestError), ("", DocumentError)]:
+            parsed = pool.submit("endless.rtf", lambda: endless.open("rb"), owner=owner)
+            assert type(parsed.exception()) is refusal
+        assert pool.submit("a.md", lambda: memory_file(b"# Next"), owner="").result().title == "Next"

@@ -25,7 +25,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
 from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
-from paceline.runtime.engine_loop.requests import ForwardRequest, StoredPrefix
+from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables import FOLDER as TABLES
 from paceline.runtime.lookup_tables import TableStore
@@ -403,3 +403,59 @@ def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> 
         assert files.get(key) is None
         without, _ = resolve(AgentSettings, flags, {"PACELINE_TUNING_DOCUMENT_KV_MIB": "0"})
         assert open_kv(without, store) is None
+
+
+async def test_documents_leave_room_for_an_answer_whose_request_sets_no_limit(tmp_path: Path) -> None:
+    positions, least = 512, 64
+    cited = 0
+    for words in range(40, 100, 20):
+        with DocumentStore.open(tmp_path / str(words), HashEmbedder()) as store:
+            store.add_text("boat.md", "red boat " * words, zone="device")
+            model = LoadedModel(FakeEngine(3, spread=0.3, max_positions=positions), ByteTokenizer())
+            async with asyncio.timeout(60), Node("device", model, store) as node:
+                sampling = SamplingParams(seed=5, logit_bias={256: -100.0})
+                request = changed(REQUEST, max_tokens=None, strategy="autoregressive", sampling=sampling)
+                done = [event async for event in (await node.prepare(request)).run()][-1]
+        assert isinstance(done, GenerationResult) and done.reason == "length" and done.completion_tokens >= least
+        cited += len(done.citations)
+    assert cited, "some are short enough, or are cut"
+
+
+async def test_no_document_is_prefilled_while_an_answer_is_written(tmp_path: Path, store: DocumentStore) -> None:
+    async with Alone(tmp_path, store) as alone:
+        turns = iter([False, True])
+        assert await alone.kv.prefill_missing(lambda: next(turns)) == 1
+        assert await alone.kv.prefill_missing(lambda: False) == 2
+
+
+async def test_kv_of_documents_removed_meanwhile_is_deleted_at_the_next_start(
+    tmp_path: Path, store: DocumentStore
+) -> None:
+    async with Alone(tmp_path, store) as alone:
+        await alone.kv.prefill_missing(lambda: False)
+    aside = tmp_path / "aside"
+    (tmp_path / FOLDER).rename(aside)  # as if the removing process had been killed before it deleted the files
+    passage = store.passages(0, 1)[0]
+    store.remove("0.md")
+    aside.rename(tmp_path / FOLDER)
+    async with Alone(tmp_path, store) as alone:
+        late = alone.kv.prefix(passage, tuple(b"a request that found it before"))
+        assert late.keep is not None
+        assert await alone.kv.prefill_missing(lambda: False) == 0
+        assert len(alone.files.groups()) == 2
+        seq = alone.worker.allocate()
+        ran = asyncio.Event()
+        alone.worker.submit(ForwardRequest(Segment(seq, 0, (*late.tokens, 1)), lambda _: ran.set(), late))
+        await ran.wait()
+        alone.worker.submit(SequenceOp.release(seq))
+    assert len(alone.files.groups()) == 2
+
+
+def test_a_cancelled_request_imports_and_exports_no_rows() -> None:
+    steps = StepExecutor(FakeEngine())
+    kept: list[KvPrefix] = []
+    for seq, prefix in ((1, StoredPrefix(BEGIN, rows_of(BEGIN))), (2, StoredPrefix(BEGIN, keep=kept.append))):
+        steps.submit(ForwardRequest(Segment(SeqId(seq), 0, PROMPT), print, prefix))
+        steps.submit(SequenceOp.release(SeqId(seq)))
+    run_all(steps)
+    assert (steps.rows, steps.adopted, kept) == (0, 0, [])

@@ -336,3 +336,78 @@ def test_rows_of_a_stored_prefix_are_imported_again_and_exported_before_they_go(
     ask_in(steps, 2, len(PROMPT), (65,), [])
     run_all(steps)
     assert steps.rows - before == len(PROMPT) - 30 + 1 and steps.idle
+
+
+def test_an_engine_lost_in_the_first_half_of_a_step_runs_no_second_one() -> None:
+    class Half(FakeEngine):
+        calls = 0
+
+        def forward(self, batch: Batch) -> Output:
+            self.calls += 1
+            if self.calls == 1:
+                raise EngineError("out of memory")
+            if self.calls == 2:
+                raise EngineLost("the GPU has failed")
+            return super().forward(batch)
+
+    steps = StepExecutor(engine := Half())
+    results = [ask(steps, seq, 0, PROMPT) for seq in (1, 2)]
+    run_all(steps)
+    assert engine.calls == 2
+    assert all(isinstance(answer[0], EngineLost) and len(answer) == 1 for answer in results)
+
+
+def preempted(steps: StepExecutor, results: list[Result], **more: object) -> None:
+    """Run the prompt of sequence 2, then that of sequence 1, for which there is room only without it."""
+    for group in (2, 1):
+        ask_in(steps, group, 0, PROMPT, results, **more)
+        run_all(steps)
+    assert steps.preemptions == 1 and steps.engine.length(SeqId(2)) == 0
+
+
+def test_a_truncate_while_rows_are_computed_again() -> None:
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    preempted(steps, results)
+    void = ask(steps, 2, len(PROMPT), (65,))
+    steps.submit(SequenceOp.release(SeqId(1)))
+    scheduled = steps.next()
+    assert scheduled is not None and not steps.run(scheduled) and 0 < steps.engine.length(SeqId(2)) < len(PROMPT)
+    steps.submit(SequenceOp.truncate(SeqId(2), len(PROMPT) - 1))
+    assert steps.idle and steps.engine.length(SeqId(2)) == 0
+    ask(steps, 2, len(PROMPT) - 1, PROMPT[-1:], results)
+    run_all(steps)
+    steps.check()
+    assert not void and dist_of(results[2]).probs.tolist() == dist_of(results[0]).probs.tolist()
+
+
+def test_a_prompt_is_not_waited_for_once_its_sequence_is_preempted() -> None:
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    ask_in(steps, 3, 0, PROMPT, results, salt="owner")
+    assert not steps.run(steps.next() or pytest.fail("nothing runs"))
+    ask_in(steps, 2, 0, PROMPT, results, salt="owner")  # would wait for the rows of 3, but takes its memory
+    run_all(steps)
+    assert len(results) == 1 and steps.preemptions == 1
+    steps.submit(SequenceOp.release(SeqId(2)))
+    run_all(steps)
+    assert dist_of(results[1]).probs.tolist() == dist_of(results[0]).probs.tolist() and steps.idle
+
+
+def test_a_refusal_of_rows_to_compute_again_fails_what_waits_for_them() -> None:
+    class Refusing(FakeEngine):
+        refuses = False
+
+        def forward(self, batch: Batch) -> Output:
+            if self.refuses:
+                raise EngineError("no")
+            return super().forward(batch)
+
+    steps, results = StepExecutor(engine := Refusing(capacity_rows=len(PROMPT) + 8)), list[Result]()
+    preempted(steps, results)
+    ask(steps, 2, len(PROMPT), (65,), results)
+    steps.submit(SequenceOp.release(SeqId(1)))
+    engine.refuses = True
+    run_all(steps)
+    assert isinstance(results[2], EngineError) and len(results) == 3 and steps.idle
+    steps.submit(SequenceOp.release(SeqId(2)))
+    assert engine.free_rows() == len(PROMPT) + 8
+    steps.check()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -17,10 +17,11 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
+from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
-from paceline.strategies.base import Side
+from paceline.strategies.base import SIDES, Side
 from tests.requests import a_request, changed
-from tests.runtime.test_node import collect
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -126,3 +127,32 @@ async def test_prompts_scored_beside_answers_end_and_fail_none(tmp_path: Path, r
         results = await asyncio.gather(*scores, *chats)
         assert all(len(each) == len(prompt) - 1 for each in results[:6])
         assert {each[1].reason for each in results[6:]} <= {"stop", "length"}  # type: ignore[union-attr]  # (text, done)
+
+
+async def joint_answers(folder: Path, short: Collection[Side], count: int) -> list[tuple[str, str, str | None]]:
+    """(text, finish reason, why it is not joint) of concurrent answers, in turn for clients of each side."""
+    models = {
+        side: LoadedModel(FakeEngine(number, spread=0.3, capacity_rows=700 if side in short else None), ByteTokenizer())
+        for number, side in enumerate(SIDES)
+    }
+    with store_in(folder / "cloud", "cloud") as public, store_in(folder / "device", "device") as private:
+        cloud = Node("cloud", models["cloud"], public)
+        device = Node("device", models["device"], private, NodeParts(company=Company(asks=open_gate())))
+        async with side_by_side(Bench(cloud, device)):
+
+            async def one(number: int) -> tuple[str, str, str | None]:
+                node = (cloud, device)[number % 2]
+                text, done = await collect(await node.prepare(changed(request_of(number, 40), strategy="aggregate")))
+                return text, done.reason, done.degraded
+
+            results = await asyncio.gather(*(one(number) for number in range(count)))
+    for model in models.values():
+        assert not [seq for seq in range(1, 400) if model.engine.length(SeqId(seq))], "rows leaked"
+    return results
+
+
+async def test_joint_answers_have_their_texts_when_a_side_or_both_are_short_of_memory(tmp_path: Path) -> None:
+    """None is written by one side alone, and none waits for one that waits for it."""
+    expected = await joint_answers(tmp_path, (), 4)
+    for short in (("cloud",), ("device",), SIDES):
+        assert await joint_answers(tmp_path, short, 4) == expected

@@ -9,17 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.errors import LinkClosed
+from paceline.errors import ConfigError, LinkClosed
+from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
 from paceline.runtime.link import dialer as dialing
-from paceline.runtime.link.connection import Link
+from paceline.runtime.link.connection import KeyKeeper, Link
 from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.identity import Claim
 from paceline.wire.messages import OpenSession
-from tests.wire.identities import DEVICE, STRANGER, admit, cloud_end, device_end
+from tests.wire.identities import DEVICE, LAPTOP, STRANGER, admit, cloud_end, device_end
 from tests.wire.samples import closing, draft, found, have, opening, targets
 
 pytestmark = pytest.mark.anyio
@@ -320,3 +321,75 @@ async def test_a_dialer_refused_with_a_fatal_code_retries_rarely_and_logs_once(
 )
 def test_a_link_is_unencrypted_if_it_leaves_this_machine_without_tls(url: str, secret: bool) -> None:
     assert is_secret(url) is secret
+
+
+class Keys:
+    """A device's keys in memory. `fails`: nothing can be stored."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.held = [LAPTOP]
+        self.fails = fails
+        self.settled = asyncio.Event()
+
+    async def make_key(self) -> PrivateKey:
+        if self.fails:
+            raise ConfigError("the disk is full")
+        self.held.append(PrivateKey.generate())
+        return self.held[-1]
+
+    async def settle(self, public_key: bytes) -> None:
+        self.held = [key for key in self.held if key.public_key == public_key]
+        self.settled.set()
+
+
+@asynccontextmanager
+async def renewable(keys: Keys, keep: KeyKeeper) -> AsyncIterator[tuple[Link, Link]]:
+    left, right = pipes()
+    device = Link(left, device_end(), key_store=keys)
+    cloud = Link(right, cloud_end(), authenticate=admit, keep_key=keep)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        tasks.create_task(device.run())
+        tasks.create_task(cloud.run())
+        await device.up.wait()
+        await cloud.up.wait()
+        yield device, cloud
+        await device.close()
+        await cloud.closed.wait()
+
+
+async def test_a_key_is_renewed_over_an_open_link() -> None:
+    keys, kept = Keys(), []
+
+    async def keep(*change: object) -> bool:
+        kept.append(change)
+        return True
+
+    async with renewable(keys, keep) as (_, cloud):
+        cloud.renew_key()
+        await keys.settled.wait()
+        [key] = keys.held
+        assert kept == [("laptop", LAPTOP.public_key, key.public_key)]
+        assert cloud.renewal.present == key.public_key != LAPTOP.public_key
+
+
+@pytest.mark.parametrize("fault", ["the registry refuses", "the registry fails", "the device cannot store"])
+async def test_a_failed_renewal_leaves_the_link_and_the_key_alone(fault: str, caplog: pytest.LogCaptureFixture) -> None:
+    keys, tried = Keys(fails="store" in fault), asyncio.Event()
+
+    async def keep(*_: object) -> bool:
+        tried.set()
+        if "fails" in fault:
+            raise OSError("the database is gone")
+        return False
+
+    async with renewable(keys, keep) as (device, cloud):
+        received: asyncio.Queue[object] = asyncio.Queue()
+        cloud.renew_key()
+        if not keys.fails:
+            await tried.wait()
+        device.send(opening(device.open_session(received.put_nowait)))
+        assert await received.get() == closing(1, "refused: this side takes part in no sessions")
+        assert cloud.renewal.present == LAPTOP.public_key and LAPTOP in keys.held
+        assert not keys.settled.is_set()
+    assert ("cannot be renewed: the disk is full" in caplog.text) == keys.fails
+    assert ("could not be renewed" in caplog.text) == ("fails" in fault)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +25,8 @@ from paceline.runtime.link.dialer import Dialer, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, dial
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.messages import SUBPROTOCOL, OpenSession
+from paceline.wire.codec import encode
+from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, OpenSession
 from tests.wire.identities import CLOUD, DEVICE, LAPTOP, admit, cloud_end, device_end
 from tests.wire.samples import closing, have, opening, targets
 
@@ -174,3 +176,25 @@ async def test_an_emulated_network_carries_the_same_messages() -> None:
         async with dialer(served.url, emulation=emulation) as ups:
             await ask(await ups.get())
             assert served.links[-1].accepting
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"\xc1 garbage", CloseCode.BAD_FRAME),
+        ("text", CloseCode.BAD_FRAME),
+        (msgspec.msgpack.encode(["hello", VERSION + 1]), CloseCode.VERSION_MISMATCH),
+        (encode(have(1)), CloseCode.UNEXPECTED_MESSAGE),
+        (b"\x00" * (MAX_FRAME_BYTES + 1), 1009),
+        ([b"\x00" * (MAX_FRAME_BYTES // 2)] * 3, 1009),
+    ],
+    ids=["garbage", "text", "another version", "not a hello", "too large", "too large in fragments"],
+)
+async def test_a_bad_frame_closes_its_link_only(frame: bytes | str | list[bytes], code: int) -> None:
+    async with cloud() as served, dialer(served.url) as ups:
+        honest = await ups.get()
+        async with raw(served.url) as connection:
+            with contextlib.suppress(ConnectionClosed):  # refused before the last fragment
+                await connection.send(frame)
+            assert (await end_of(connection))[0] == code
+        await ask(honest)

@@ -6,17 +6,22 @@ import asyncio
 import gzip
 import json
 import stat
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.drafting.lookup_table import LookupTable
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
 from paceline.runtime import lookup_tables
 from paceline.runtime.lookup_tables import TableStore, mark_erased, read_dialogues, table_files, warm
+from paceline.runtime.node import Node
+from paceline.runtime.resources import Kept, NodeParts
 
 VOCAB = 300
 SUCCESSORS = ([5, 6], [0.5, 0.25])
@@ -251,3 +256,103 @@ def test_an_invalid_dialogue_is_named_by_its_line(tmp_path: Path, line: str) -> 
         list(read_dialogues(file))
     with pytest.raises(ConfigError, match="cannot be read"):
         list(read_dialogues(tmp_path / "nothing.jsonl"))
+
+
+@pytest.fixture
+def a_hasty_interpreter() -> Iterator[None]:
+    """Threads take turns as often as can be."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.anyio
+async def test_an_erasure_goes_on_when_nobody_waits_for_it_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = store(tmp_path)
+    tables.table("anna").record(2, *SUCCESSORS)
+    tables.save()
+    gone, remove = threading.Event(), lookup_tables.remove_table
+    monkeypatch.setattr(lookup_tables, "remove_table", lambda path: gone.wait() and remove(path))
+    erasing = asyncio.create_task(tables.erase("anna"))
+    await asyncio.sleep(0)
+    erasing.cancel()
+    await asyncio.wait({erasing})
+    assert not len(tables.table("anna"))
+    gone.set()
+    while table_files(tmp_path):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("a_hasty_interpreter")
+async def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
+    tables = store(tmp_path)
+
+    async def erase() -> None:
+        while True:
+            await tables.erase("anna")
+
+    erasing = asyncio.create_task(erase())
+    for _ in range(400):
+        tables.table("anna").record(2, *SUCCESSORS)
+        if (write := tables.writing("anna")) is not None:
+            await asyncio.to_thread(write)
+    erasing.cancel()
+    await asyncio.wait({erasing})
+    await tables.erase("anna")
+    assert not table_files(tmp_path) and tables.save() == 0
+
+
+@pytest.mark.anyio
+async def test_an_answer_learns_on_while_its_owner_erases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, learning, erased = load_model("fake"), threading.Event(), threading.Event()
+    tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
+    slot, erase = LookupTable._slot, LookupTable.erase
+
+    def waits_for_erasure(table: LookupTable, token: int) -> int:
+        found = slot(table, token)
+        learning.set()
+        erased.wait(0.2)  # over by then, unless it waits for the one who writes
+        return found
+
+    def waits_for_writer(table: LookupTable) -> None:
+        learning.wait(0.2)  # likewise
+        erase(table)
+        erased.set()
+
+    async with asyncio.timeout(30), Node("cloud", model, None, NodeParts(kept=Kept(tables=tables))) as node:
+        used = tables.table("anna")
+        monkeypatch.setattr(LookupTable, "_slot", waits_for_erasure)
+        monkeypatch.setattr(LookupTable, "erase", waits_for_writer)
+        forgetting = asyncio.create_task(node.forget_answers("anna"))
+        await asyncio.sleep(0)
+        used.record(2, *SUCCESSORS)
+        await forgetting
+        monkeypatch.undo()
+        assert not used._version & 1, "who reads its rows would wait for ever"
+        used.record(2, *SUCCESSORS)
+        assert used.successors(2) == SUCCESSORS
+    assert not table_files(tmp_path)
+
+
+@pytest.mark.anyio
+async def test_a_table_can_be_used_while_it_is_written_to_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lookup_tables, "OWNERS", 2)
+    tables = store(tmp_path)
+    used = {name: tables.table(name) for name in ("anna", "ben", "cleo")}
+    for table in used.values():
+        table.record(2, *SUCCESSORS)
+    going = asyncio.create_task(tables.shrink())
+    await asyncio.sleep(0)  # anna's table is being written
+    assert tables.table("anna") is used["anna"]
+    used["anna"].record(3, *SUCCESSORS)
+    await going
+    assert tables.table("anna") is used["anna"], "asked for again, it stays, and another goes"
+    assert tables.table("ben") is not used["ben"] and tables.table("ben").successors(2) == SUCCESSORS
+    assert tables.save() == 3
+    assert store(tmp_path).table("anna").successors(3) == SUCCESSORS

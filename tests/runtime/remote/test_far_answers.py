@@ -288,3 +288,12 @@ async def test_a_server_that_returns_text_alone_writes_plain_answers_and_no_othe
         constrained = changed(ASKED, constraint=Constraint("regex", "yes|no"))
         with pytest.raises(EngineError, match="plain answers alone"):
             await collect(await node.prepare(constrained))
+
+
+async def test_what_an_owner_asks_shares_rows_with_his_other_prompts_alone() -> None:
+    stand_in = StandIn()
+    async with far_node(stand_in) as node:
+        for owner in ("anna", "anna", "bert"):
+            await collect(await node.prepare(changed(ASKED, owner=owner)))
+        salts = [body["cache_salt"] for _, body in server_of(stand_in).calls]
+    assert salts[0] == salts[1] != salts[2]

@@ -181,3 +181,19 @@ async def test_an_answer_that_ends_leaves_no_session_open() -> None:
                 assert not isinstance(event, GenerationResult) or event.degraded is None
         assert bench.links is not None
         assert not any(len(link._machine.sessions) for link in bench.links)
+
+
+async def test_a_request_without_documents_opens_no_session() -> None:
+    async with nodes() as (bench, _):
+        openings = opened(bench)
+        await collect(await bench.device.prepare(changed(PRIVATE, documents=0)))
+        assert not openings
+
+
+async def test_no_query_is_sent_for_a_refused_request() -> None:
+    async with nodes(max_positions=64) as (bench, _):
+        openings = opened(bench)
+        long = changed(PRIVATE, messages=({"role": "user", "content": "Where is the harbour? " * 40},))
+        with pytest.raises(RequestError, match="maximum context length"):
+            await bench.device.prepare(long)
+        assert not openings

@@ -188,3 +188,14 @@ async def test_a_lost_search_of_the_other_side_is_an_error_where_the_request_say
     places = ScriptedPlaces({"key": KEY}, faults=frozenset({"search_far"}))
     with pytest.raises(RequestError, match="not want an answer without it"):
         await researched(ScriptedWeb(), Models(), changed(RESEARCH, on_loss="fail"), places)
+
+
+async def test_private_words_are_in_no_request_to_the_web() -> None:
+    """Neither what a document says nor an earlier answer is read by an agent that searches the web."""
+    earlier = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
+    web = ScriptedWeb()
+    models = Models()
+    await researched(web, models, changed(RESEARCH, messages=(*earlier, *RESEARCH.prompt.messages)))
+    for kind in ("plan", "look"):
+        (asked,) = models.of(kind)
+        assert "SECRET" not in str(asked.prompt.messages) and "under the broom" not in str(asked.prompt.messages)

@@ -23,7 +23,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
-from tests.rag.web.site import PUBLIC, Names, Site, fetcher, reply, serving, usual_tls
+from tests.rag.web.site import PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect
 from tests.runtime.workflows.test_run import INSTRUCTIONS, Models
@@ -231,3 +231,43 @@ async def test_research_is_offered_and_done_with_a_provider_alone(tmp_path: Path
             assert node.workflows() == ("fast", "advanced", "long")
             with pytest.raises(RequestError, match="can set web_search"):
                 await node.prepare(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("_", "page"),
+    [
+        ("huge", reply(b"<p>" + b"The red key of the mill. " * 9000)),
+        ("redirect", leading_to("http://127.0.0.1:PORT/admin")),
+        ("drip", _dripping),
+        ("damaged", reply(b"%PDF-1.4 nothing of a PDF", "application/pdf")),
+        ("missing", reply(status="404 Not Found")),
+    ],
+)
+async def test_a_hostile_page_leaves_the_other_one_and_its_snippet(tmp_path: Path, _: str, page: Any) -> None:
+    async with web(tmp_path, limits=replace(LIMITS, total_s=0.5)) as made:
+        made.finds(made.page("/hostile"), made.page("/mill"))
+        if isinstance(page, bytes):
+            page = page.replace(b"PORT", str(made.site.port).encode())
+        made.site.pages |= {"/hostile": page, "/mill": reply(PAGE)}
+        done = await made.asked()
+        assert failed(done) == {"fetch"} and done.degraded == "workflow_incomplete"
+        assert made.page("/mill") in urls(done)
+        assert "/admin" not in made.site.paths
+
+
+async def test_a_result_within_the_own_network_is_not_fetched(tmp_path: Path) -> None:
+    async with web(tmp_path) as made:
+        made.finds(made.page("/admin", "inner.test"))
+        done = await made.asked()
+        assert failed(done) == {"fetch"}
+        assert not [path for path in made.site.paths if path.startswith("/admin")]
+
+
+async def test_a_name_that_turns_to_the_own_network_is_not_followed(tmp_path: Path) -> None:
+    """DNS rebinding: the second look-up of the name, for the redirect, gives a private address."""
+    async with web(tmp_path) as made:
+        made.finds(made.page("/first", "turning.test"))
+        made.site.pages["/first"] = leading_to(made.page("/admin", "turning.test"))
+        done = await made.asked()
+        assert failed(done) == {"fetch"}
+        assert not [path for path in made.site.paths if path.startswith("/admin")]

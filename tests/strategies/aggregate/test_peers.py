@@ -34,6 +34,7 @@ from paceline.wire.messages import (
 from paceline.wire.payloads import FOLLOWS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import (
     CHAIN,
+    EOS,
     PROMPT,
     SAMPLINGS,
     TREE,
@@ -372,3 +373,18 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
     assert targets > 50
     assert lanes <= (set() if front == "device" else {0, 1, 2})
     assert front == "device" or len(lanes) > 1
+
+
+def test_nothing_is_kept_behind_the_end_of_the_text() -> None:
+    """A device that leaves its answer open after the end may send every target again, with whatever it likes."""
+    hand = cloud(front=False, max_tokens=100_000, drafting=CHAIN)
+    hand.begin()
+    hand.on(decided(0, 65, 65, next(iter(EOS))))
+    hand.on(*(decided(start, *[65] * 64) for start in range(4)))
+    assert isinstance(hand.machine, Aggregate) and hand.machine._follower._early.pop(100_000) is None
+
+
+def test_targets_that_follow_at_once_need_not_wait() -> None:
+    hand = cloud(max_tokens=100_000, drafting=CHAIN)
+    hand.on(Started(0.0), decided(0, *[65] * 3_000))
+    assert known_until(hand) == 3_000
