@@ -11,7 +11,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -63,7 +63,7 @@ def is_convertible(folder: Path) -> bool:
         config = _config(folder)
         _, architecture = _architecture(folder, config)
         _header(folder, config), _rope(folder, config), list(_tensors(folder, architecture, config))
-    except (ConfigError, KeyError):
+    except (ConfigError, KeyError, TypeError, ValueError, AttributeError):  # a header may say anything
         return False
     return True
 
@@ -272,12 +272,11 @@ def _stored(folder: Path) -> Iterator[tuple[str, NDArray[Any]]]:
         for name, about in header.items():
             if about["dtype"] not in _TYPES:
                 raise _refused(folder, f"its weights are in {about['dtype']}")
-            shape: Sequence[int] = about["shape"]
-            at = begin + about["data_offsets"][0]
-            try:
-                yield name, np.memmap(file, _TYPES[about["dtype"]], "r", at, tuple(shape))
-            except ValueError as error:
-                raise ConfigError(f"{file} was cut: fetch or copy it again.") from error
+            shape, (first, last) = about["shape"], about["data_offsets"]
+            size = math.prod(shape) * np.dtype(_TYPES[about["dtype"]]).itemsize
+            if not 0 <= first < last == first + size or begin + last > file.stat().st_size:
+                raise ConfigError(f"{file} was cut: fetch or copy it again.")
+            yield name, np.memmap(file, _TYPES[about["dtype"]], "r", begin + first, tuple(shape))
 
 
 def header_of(file: Path) -> tuple[int, Mapping[str, Mapping[str, Any]]]:
@@ -285,6 +284,8 @@ def header_of(file: Path) -> tuple[int, Mapping[str, Mapping[str, Any]]]:
     with file.open("rb") as stream:
         begin = 8 + int.from_bytes(stream.read(8), "little")
         try:
+            if begin > file.stat().st_size:
+                raise ValueError("the header is longer than the file")
             header: dict[str, Mapping[str, Any]] = json.loads(stream.read(begin - 8))
         except ValueError as error:
             raise ConfigError(f"{file} is damaged or was cut: fetch or copy it again.") from error

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.test_commands_beside_a_server import Server, eventually
 
 from paceline.commands.demo import Children
 from paceline.strategies.base import SIDES
 from tests.e2e.pair import DOCUMENTS, running_pair
+from tests.e2e.test_commands_beside_a_server import Server, eventually
 
 MANAGED = "The vault behind the quixotic mill opens with the word zanzibar."
 
