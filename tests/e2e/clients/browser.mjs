@@ -23,7 +23,7 @@ export async function inBrowser(browser, url, work) {
     page.setDefaultTimeout(TIMEOUT);
     const seen = { errors: [], hosts: [], dialogs: [] };
     const own = new URL(url).origin;
-    page.on("console", (message) => ["error", "warning"].includes(message.type()) && seen.errors.push(message.text()));
+    page.on("console", (message) => ["error", "warning"].includes(message.type()) && seen.errors.push(`${message.text()} ${message.location().url}`));
     page.on("pageerror", (error) => seen.errors.push(error.message));
     page.on("request", (request) => request.url().startsWith(own) || seen.hosts.push(request.url()));
     page.on("dialog", (dialog) => {
