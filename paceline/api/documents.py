@@ -184,7 +184,8 @@ class Waiting(BaseModel):
 
 
 class CheckAnswer(BaseModel):
-    """What would happen. `rule`: which one decided the level; empty: what was asked for holds."""
+    """The level and the documents that an answer would have. `rule`: the one that decided the level; empty: none did,
+    and what was asked for holds."""
 
     level: str
     rule: str

@@ -157,7 +157,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def show(value: object, *lines: str, beside: str = "", as_json: bool) -> None:
-    """What a command found: as JSON, or these lines, and on the standard error what is no part of it."""
+    """Print what a command found: as JSON, or these lines; on the standard error what is no part of it."""
     if as_json:
         write_json(value)
         return

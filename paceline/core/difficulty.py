@@ -70,7 +70,7 @@ class Weights:
 
 
 class Look(NamedTuple):
-    """What is thought of an answer behind some token."""
+    """Expectations of an answer, behind one of its tokens."""
 
     chance: float  # that it will be as good as the larger model's
     tokens: float  # that the larger model's would have

@@ -17,8 +17,8 @@ HandoffLevel = Literal["off", "quality", "balanced", "cheap"]
 """What a device leaves to the larger model of its cloud: everything, or what it is too unsure of."""
 
 WayOfReading = Literal["apart", "together", "reused"]
-"""Of several passages: each in a context of its own, which are mixed; all in one; or all in one, with stored KV that
-was computed for each alone, which is approximate."""
+"""Contexts of several passages: one for each, which are mixed; one for all; or one for all with stored KV that was
+computed for each alone, which is approximate."""
 WAYS_OF_READING: Final[tuple[WayOfReading, ...]] = get_args(WayOfReading)
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.commands.demo import Children
 from paceline.strategies.base import SIDES
-from tests.e2e.pair import DOCUMENTS, running_pair
-from tests.e2e.test_commands_beside_a_server import Server, eventually
+from tests.e2e.pair import DOCUMENTS, Server, running_pair
+from tests.e2e.test_identity import eventually
 
 MANAGED = "The vault behind the quixotic mill opens with the word zanzibar."
 
@@ -46,7 +46,7 @@ def attached(server: Server, name: str, text: str) -> tuple[str, str]:
     file = answer.json()["id"]
     store = server.call("POST", "/v1/vector_stores", json={"file_ids": [file]}).json()["id"]
     url = f"/v1/vector_stores/{store}/files/{file}"
-    assert eventually(lambda: server.call("GET", url).json()["status"] == "completed")
+    eventually(lambda: server.call("GET", url).json()["status"] == "completed", "it is not read")
     return file, store
 
 

@@ -381,7 +381,7 @@ def replay(rows: Sequence[EventRow]) -> dict[str, Any]:
 
 
 def goes_on(record: ResponseRecord) -> bool:
-    """Whether a response is written again where the program that wrote it, alone with its log, has ended."""
+    """True for a response that is written again where the program that wrote it, alone with its log, has ended."""
     return bool(json.loads(record.request).get("goes_on"))
 
 
@@ -410,7 +410,7 @@ _TEXT = {
 
 
 class Unsaid:
-    """Of the events of an answer that is computed again, those that its rows do not have yet, numbered after them.
+    """The events of an answer that is computed again which its rows do not have yet, numbered after them.
 
     Pieces of text may be cut elsewhere this time: of each part of the output the text is compared. Events of other
     kinds are the same ones in the same order; lines of a workflow's steps, which tell times, are not compared.
@@ -441,7 +441,7 @@ class Unsaid:
         return [(kind, self._numbered(rest)) for kind, body in events if (rest := self._rest(kind, body)) is not None]
 
     def _rest(self, kind: str, body: dict[str, Any]) -> dict[str, Any] | None:
-        """What is new of an event; None if nothing is."""
+        """The part of an event that is new; None if nothing is."""
         if kind not in _TEXT:
             if not self._others:
                 return self._new(body)
@@ -517,7 +517,7 @@ def filled(data: bytes, passages: Passages) -> bytes:
 
 
 def records_of(last: EventRow) -> list[AnswerRecord]:
-    """What an answer was written from, from the last row of its response as it is stored. Raises
+    """Records of what an answer was written from, of the last row of its response as it is stored. Raises
     `msgspec.ValidationError` for records that another version has kept."""
     return msgspec.convert(json.loads(last.data).get(_RECORDS, []), list[AnswerRecord], str_keys=True)
 

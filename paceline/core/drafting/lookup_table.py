@@ -1,4 +1,4 @@
-"""What drafts are looked up in: likely successors of each token, and texts that have been read.
+"""Tables that drafts are looked up in: likely successors of each token, and texts that have been read.
 
 *Tables*: DIAA's t-LUT and p-LUT (Tian et al. 2026) in one, the `NUM_SUCCESSORS` best successors of each token, with the
 target's probabilities. A row is the head of a target's distribution after that token. Rows are stored sparsely, since
@@ -227,7 +227,7 @@ class TextMemory:
 
     @staticmethod
     def checked(tokens: NDArray[np.generic], vocab_size: int) -> NDArray[np.int32]:
-        """What `array` was. Raises ValueError for what it cannot have been."""
+        """The tokens that `array` has given. Raises ValueError for what it cannot have."""
         if tokens.dtype != np.int32 or tokens.ndim != 1:
             raise ValueError(f"texts of type {tokens.dtype} and shape {tokens.shape}")
         known = tokens.astype(np.int32)
