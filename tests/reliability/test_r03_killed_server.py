@@ -48,7 +48,8 @@ def test_every_event_comes_once_from_the_process_after_the_killed_one(
             finished = http.post("/v1/responses", json={"model": "fake", "input": "Hi", "max_output_tokens": 3}).json()
 
             def begin(events: int, http: httpx.Client = http) -> list[dict[str, Any]]:
-                body = {"model": "fake", "input": "Hi", "stream": True, "background": True, "max_output_tokens": 500}
+                body = {"model": "fake", "input": "Hi", "stream": True, "background": True}
+                body |= {"max_output_tokens": 500, "ignore_eos": True}  # ten seconds: none ends before the kill
                 with http.stream("POST", "/v1/responses", json=body) as answer:
                     return read(answer, events, extra=20)
 

@@ -86,6 +86,7 @@ const SCENARIOS = {
   // The settings reach the request, and stay.
   async settings(page, { url }) {
     const bodies = [];
+    Object.assign(await seeded(page), { max_output_tokens: 4000, ignore_eos: true }); // there is time to stop it
     page.on("request", (request) => request.url().endsWith("/v1/responses") && bodies.push(request.postDataJSON()));
     await page.goto(url);
     await linked(page);
