@@ -105,7 +105,7 @@ def add(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            help="text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB and code files, "
+            help="text, Markdown, PDF, HTML, office files, mail, calendars, CSV, JSON, XML, notebooks and code files, "
             "or folders of them"
         ),
     ],

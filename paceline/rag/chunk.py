@@ -38,6 +38,7 @@ _DEFINITION = re.compile(
     r"[ \t]{1,8}(?:\([^()\n]{0,80}\)[ \t]{0,8})?(?P<name>[A-Za-z_$][\w$.:]{0,79})"
 )
 _LEAD = re.compile(r"[ \t]*(?:@|#\[|#(?!!)|//|/\*|\*)")  # decorators, attributes and comments before a definition
+_LINES: Mapping[Kind, str] = {"csv": "row", "ics": "entry", "srt": "cue"}  # what a line of a text stands for
 Place = Callable[[int, int], str]  # of the characters [start, end) of a text
 
 
@@ -80,12 +81,12 @@ def places(text: str, kind: Kind, pages: Sequence[int] = ()) -> Place:
         headings = [(start, words) for start, _, words in heading_starts(text)]
         if kind != "xlsx":
             return lambda start, end: _last(headings, start, end)
-    if kind == "json":
+    if kind in ("json", "xml"):
         return lambda start, _end: _path(text, start)
     breaks = [found.start() for found in re.finditer("\n", text)]
     if kind == "xlsx":
         return lambda start, end: _rows(headings, breaks, start, end)
-    noun = "row" if kind == "csv" else "line"
+    noun = _LINES.get(kind, "line")
     names = definitions(text) if kind == "code" else ()
 
     def lines(start: int, end: int) -> str:
@@ -148,8 +149,10 @@ _PART = 2**16  # characters of a text whose pieces are found at once
 MAX_RECORDS = 1000  # of a document, which are chunks of their own: a store searches the words of 20,000 chunks
 _RECORDS: Mapping[Kind, re.Pattern[str]] = {  # what is before one
     "csv": re.compile(r"\n\s*"),
+    "ics": re.compile(r"\n\s*"),
     "xlsx": re.compile(r"\n\s*"),
     "json": re.compile(r"\n{2,}"),
+    "xml": re.compile(r"\n{2,}"),
     "log": re.compile(r"\n(?=[\[<(]?\d)"),  # a time; lines without one belong to it
 }
 

@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import Literal, get_args
 
 Kind = Literal[
-    "text", "markdown", "code", "log", "csv", "json", "html", "pdf", "docx", "pptx", "epub",
-    "xlsx", "odt", "rtf", "eml", "ipynb",
+    "text", "markdown", "code", "log", "csv", "json", "xml", "html", "pdf", "docx", "pptx", "epub",
+    "xlsx", "odt", "rtf", "eml", "ipynb", "ics", "srt",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -38,27 +38,31 @@ class Limits:
 
 _ENDS: Mapping[Kind, str] = {  # of files' names
     "text": "txt rst adoc",
-    "markdown": "md markdown",
-    "code": "bash bat c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini java js "
-    "jsx kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte swift tcl "
-    "tex tf toml ts tsx vb vue xml yaml yml zig zsh",
+    "markdown": "md markdown org",
+    "code": "bash bat bib c cc cfg clj conf cpp cs css cxx dart diff erl ex exs go gradle graphql h hpp hrl hs ini "
+    "java js jsx kt kts less lua m mjs ml mm patch php pl pm proto ps1 py pyi r rb rs sass scala scss sh sql svelte "
+    "swift tcl tex tf toml ts tsx vb vue yaml yml zig zsh",
     "log": "log",
     "csv": "csv tsv",
     "json": "json jsonl",
+    "xml": "xml atom gpx kml rss tmx",
     "html": "html htm xhtml",
     "pdf": "pdf",
     "docx": "docx docm",
     "pptx": "pptx pptm ppsx",
     "epub": "epub",
     "xlsx": "xlsx xlsm xlsb xls ods",
-    "odt": "odt",
+    "odt": "odt odp",
     "rtf": "rtf",
-    "eml": "eml",
+    "eml": "eml mbox",
     "ipynb": "ipynb",
+    "ics": "ics vcf",
+    "srt": "srt vtt",
 }
 SUFFIXES: Mapping[str, Kind] = {f".{end}": kind for kind, ends in _ENDS.items() for end in ends.split()}
 NAMED_KINDS = (  # for people
-    "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, RTF, EPUB, EML, CSV, JSON, IPYNB or source code"
+    "text, Markdown, PDF, HTML, DOCX, PPTX, XLSX, ODT, ODP, RTF, EPUB, EML, MBOX, ICS, VCF, SRT, CSV, JSON, XML, IPYNB "
+    "or source code"
 )
 
 

@@ -17,6 +17,7 @@ from pypdf.generic import (
     TextStringObject,
 )
 
+from paceline.errors import DocumentError
 from paceline.rag.chunk import split
 from paceline.rag.parsing.process import ParserProcess
 from tests.rag.parsing.made import archive, book, pdf, shown, workbook
@@ -431,6 +432,96 @@ def test_a_message_is_read_with_what_is_attached(parser: ParserProcess) -> None:
     )
     assert "Attachment: a.png (is an image" in read.text and read.text.endswith("# Inner\n\nforwarded")
     assert "Same" not in read.text
+
+
+def test_a_mailbox_is_read_message_by_message(parser: ParserProcess) -> None:
+    message = b"From a@x Mon Apr 13 08:31:00 2026\nFrom: Ann <a@x>\nSubject: %s\n\nFrom here on, %s.\n\n"
+    read = parser.parse_bytes("in.mbox", message % (b"Boots", b"one") + message % (b"Shark", b"two"))
+    assert (read.kind, read.title) == ("eml", "")
+    assert read.text == (
+        "# Boots\n\nFrom: Ann <a@x>\n\nFrom here on, one.\n\n# Shark\n\nFrom: Ann <a@x>\n\nFrom here on, two."
+    )
+
+
+def test_a_calendar_and_contacts_are_a_line_for_each_entry(parser: ParserProcess) -> None:
+    calendar = (
+        'BEGIN:VCALENDAR\r\nX-WR-CALNAME:Home\r\nBEGIN:VEVENT\r\nUID:1\r\nDTSTART;TZID="Europe/Oslo:x":20260613T073000\r\n'
+        'SUMMARY:Ferry\\, early; pack\r\nDESCRIPTION:Cabin\\n61\r\n 17\r\nORGANIZER;CN="Ida Moe":mailto:i@x\r\n'
+        "BEGIN:VALARM\r\nDESCRIPTION:Reminder\r\nEND:VALARM\r\nEND:VEVENT\r\n"
+        "BEGIN:VTODO\r\nSUMMARY:Paint\r\nDUE;VALUE=DATE:20261345\r\nEND:VTODO\r\nEND:VCALENDAR\r\n"
+    )
+    read = parser.parse_bytes("home.ics", calendar.encode())
+    assert (read.kind, read.title) == ("ics", "Home")
+    assert read.text == (
+        "Event: Ferry, early, pack; Start: Saturday 13 June 2026, 07:30; Description: Cabin 6117; Organizer: Ida Moe\n"
+        "Event: Paint; Due: 20261345"
+    )
+    chunks = list(split(read.text, lambda text: len(text.split()), kind=read.kind, chunk_tokens=60, overlap=8))
+    assert [chunk.place for chunk in chunks] == ["entry 1", "entry 2"]
+    card = (
+        "BEGIN:VCARD\nTEL;TYPE=work:+47 55\nitem1.ADR:;;Quay 3;Florø;;;Norway\nFN:Ida Moe\nBDAY:1980-02-29\n"
+        "PHOTO:AAAA\nEND:VCARD\n"
+    )
+    assert parser.parse_bytes("ida.vcf", card.encode()).text == (
+        "Name: Ida Moe; Phone: +47 55; Address: Quay 3, Florø, Norway; Birthday: Friday 29 February 1980"
+    )
+    assert refused(parser, "a.vcf", b"Ida, +47 55") == "is no calendar and no list of contacts; export it again"
+
+
+def test_subtitles_are_what_is_said(parser: ParserProcess) -> None:
+    film = (
+        "1\r\n00:00:01,000 --> 00:00:04,000\r\nMy name is <i>Ida</i>,\r\nand I fish.\r\n\r\n"
+        "2\r\n00:00:05,000 --> 00:00:06,000\r\n\r\n"
+    )
+    read = parser.parse_bytes("film.srt", film.encode())
+    assert (read.kind, read.text) == ("srt", "My name is Ida, and I fish.")
+    talk = (
+        "WEBVTT\n\nNOTE hidden\n\nintro\n00:01.000 --> 00:04.000 align:start\n<v.loud Ida Moe>A shark?\n\n"
+        "00:05.000 --> 00:06.000\n- Yes."
+    )
+    assert parser.parse_bytes("talk.vtt", talk.encode()).text == "Ida Moe: A shark?\n- Yes."
+    assert refused(parser, "a.srt", b"no times").startswith("has no subtitles with times")
+
+
+def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: ParserProcess) -> None:
+    loans = (
+        '<?xml version="1.0" encoding="iso-8859-1"?><!-- of May --><s:loans xmlns:s="urn:x" by="Ida"><loan card="17">'
+        '<title>Caf\xe9</title><due>3 May</due></loan><loan card="18"><title lang="en">Knots</title></loan></s:loans>'
+    )
+    read = parser.parse_bytes("loans.xml", loans.encode("latin-1"))
+    assert (read.kind, read.title) == ("xml", "loans.xml")
+    assert read.text == (
+        "by: Ida\n\nloan[0]: card: 17; title: Café; due: 3 May\n\nloan[1]: card: 18; title.lang: en; title.text: Knots"
+    )
+    for kept in (
+        "<p>One <b>two</b> three</p>",
+        "<p>One<b>two</b></p>",
+        "<p>broken",
+        '<!DOCTYPE p [<!ENTITY e "x">]><p>&e;</p>',
+    ):
+        assert parser.parse_bytes("a.xml", kept.encode()).text == kept
+
+
+def test_the_headings_of_an_outline_and_of_slides_are_headings(parser: ParserProcess) -> None:
+    outline = parser.parse_bytes("trip.org", b"#+TITLE: Bergen\n* Booked\n** TODO Ferry\n   *bold* 612\n")
+    assert (outline.title, outline.text) == ("Bergen", "# Bergen\n## Booked\n### TODO Ferry\n   *bold* 612\n")
+    slide = (
+        '<o:document xmlns:o="urn:oasis:names:tc:opendocument:xmlns:office:1.0" xmlns:d="urn:d" xmlns:t="urn:t" '
+        'xmlns:p="urn:p">'
+        "<o:body><o:presentation><d:page>"
+        '<d:frame p:class="title"><d:text-box><t:p>The sea</t:p></d:text-box></d:frame>'
+        "<d:frame><d:text-box><t:list><t:list-item><t:p>is deep</t:p></t:list-item></t:list></d:text-box></d:frame>"
+        "</d:page></o:presentation></o:body></o:document>"
+    )
+    kind = b"application/vnd.oasis.opendocument.presentation"
+    read = parser.parse_bytes("sea.odp", archive({"mimetype": kind, "content.xml": slide.encode()}))
+    assert (read.kind, read.text) == ("odt", "# The sea\n\n- is deep")
+
+
+def refused(parser: ParserProcess, name: str, data: bytes) -> str:
+    with pytest.raises(DocumentError) as caught:
+        parser.parse_bytes(name, data)
+    return str(caught.value).removeprefix(f"{name} ").removesuffix(".")
 
 
 def test_a_notebook_is_its_cells_and_what_they_printed(parser: ParserProcess) -> None:

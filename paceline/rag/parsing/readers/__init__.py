@@ -5,9 +5,10 @@ error means that the document is damaged. They trust the process around them to 
 
 content   the result, the text under construction, character sets, kinds by content, zip containers
 text      text, Markdown, code, CSV, JSON and notebooks
-markup    HTML and EPUB, and the trees of `office`
-office    DOCX, PPTX, ODT, and spreadsheets
-mail      messages with their parts
+markup    HTML, EPUB and XML, and the trees of `office`
+office    DOCX, PPTX, ODT, ODP, and spreadsheets
+mail      messages with their parts, and mailboxes
+entries   calendars, contacts, subtitles
 pdf       PDF
 rtf       RTF
 
@@ -30,6 +31,7 @@ READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
     "log": ("text", "read_text"),
     "csv": ("text", "read_table"),
     "json": ("text", "read_records"),
+    "xml": ("markup", "read_xml"),
     "html": ("markup", "read_html"),
     "pdf": ("pdf", "read_pdf"),
     "docx": ("office", "read_office"),
@@ -40,6 +42,8 @@ READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
     "rtf": ("rtf", "read_rtf"),
     "eml": ("mail", "read_mail"),
     "ipynb": ("text", "read_records"),
+    "ics": ("entries", "read_entries"),
+    "srt": ("entries", "read_subtitles"),
 }
 
 

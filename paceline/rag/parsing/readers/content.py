@@ -274,6 +274,7 @@ _WORKBOOK = ("Workbook".encode("utf-16-le"), "Book".encode("utf-16-le"))
 _FOLDERS: Mapping[str, Kind] = {"word/": "docx", "ppt/": "pptx", "xl/": "xlsx", "META-INF/container.xml": "epub"}
 _OPEN_KINDS: Mapping[str, Kind] = {
     "application/vnd.oasis.opendocument.text": "odt",
+    "application/vnd.oasis.opendocument.presentation": "odt",
     "application/vnd.oasis.opendocument.spreadsheet": "xlsx",
 }
 _PDF_WITHIN = 1024  # bytes; PDF readers accept other bytes before the header

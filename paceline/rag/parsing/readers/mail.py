@@ -1,11 +1,12 @@
-"""E-mail (RFC 5322, MIME): who wrote when to whom, the text, and what is attached: its text if it is of a kind that is
-read, else its name.
+"""E-mail (RFC 5322, MIME), one message or a mailbox: who wrote when to whom, the text, and what is attached: its text
+if it is of a kind that is read, else its name.
 
 Not handled: signatures and encrypted bodies, which are named as what is attached.
 """
 
 from __future__ import annotations
 
+import re
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default
@@ -25,13 +26,18 @@ _HEADERS = ("From", "To", "Cc", "Date")
 _MAX_DEPTH = 8  # of messages in messages
 
 
+_NEXT = re.compile(rb"(?:^|\r?\n\r?\n)From [^\n]*\n(?=[\w-]+:)")  # of a mailbox (RFC 4155)
+
+
 def read_mail(data: bytes, _name: str) -> ReadText:
-    message = message_from_bytes(data, policy=default)
-    if not any(message.get(header) for header in (*_HEADERS, "Subject")):
+    parts = _NEXT.split(data)[1:] if data.startswith(b"From ") else [data]
+    messages = [message_from_bytes(part, policy=default) for part in parts]
+    if not any(message.get(header) for message in messages for header in (*_HEADERS, "Subject")):
         raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
     out = TextBuilder()
-    _write(message, out, 0)
-    return ReadText(one_line(message.get("Subject") or ""), out.build())
+    for message in messages:
+        _write(message, out, 0)
+    return ReadText(one_line(messages[0].get("Subject") or "") if len(messages) == 1 else "", out.build())
 
 
 def _write(message: Message, out: TextBuilder, depth: int) -> None:

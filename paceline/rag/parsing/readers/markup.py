@@ -1,5 +1,5 @@
-"""HTML to text: headings, lists and tables as Markdown, everything that is not shown left out; and EPUB, the chapters
-in reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5).
+"""HTML to text: headings, lists and tables as Markdown, everything that is not shown left out; EPUB, the chapters in
+reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5); and XML that holds data, as JSON is written.
 
 libxml2 reads it, without network, DTDs or entities of the document's own. Other kinds are made into such a tree and
 written here too. Not handled: style sheets in other files and rules for some media, frames, values of form fields, and
@@ -24,7 +24,7 @@ from paceline.rag.parsing.readers.content import (
     one_line,
     open_archive,
 )
-from paceline.rag.parsing.readers.text import with_named_cells
+from paceline.rag.parsing.readers.text import with_named_cells, written
 
 _HIDDEN = frozenset({
     "annotation", "annotation-xml", "audio", "canvas", "datalist", "defs", "desc", "head", "iframe", "metadata",
@@ -217,13 +217,45 @@ def _hiding_rules(root: etree._Element) -> frozenset[str]:
 
 def xml_member(archive: ZipFile, name: str) -> etree._Element:
     """A member as XML: no entities, no DTD, no network."""
-    parser = etree.XMLParser(
-        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
-    )
-    root = etree.fromstring(member(archive, name), parser)
+    root = _parsed(member(archive, name))
     if root.getroottree().docinfo.internalDTD is not None:
         raise UnreadableError("defines XML entities, which no such file needs; export it again", "invalid_file")
     return root
+
+
+def _parsed(data: bytes) -> etree._Element:
+    parser = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, huge_tree=False, remove_comments=True, remove_pis=True
+    )
+    return etree.fromstring(data, parser)
+
+
+# ---- XML ------------------------------------------------------------------------------------------------------------
+def read_xml(data: bytes, name: str) -> ReadText:
+    """Elements and attributes as named values; a document whose text has elements in it stays as it is."""
+    try:
+        text = written([_value(_parsed(data))])
+    except (etree.XMLSyntaxError, ValueError, RecursionError):
+        text = decode(data)
+    return ReadText(name, text)
+
+
+def _value(element: etree._Element) -> object:
+    """A text, or pairs of a name and a value. Raises ValueError where text and elements mix."""
+    found: dict[str, list[object]] = {}
+    for attribute, value in element.attrib.items():
+        found.setdefault(etree.QName(attribute).localname, []).append(value)
+    for child in element:
+        if not isinstance(child.tag, str) or (child.tail or "").strip():
+            raise ValueError(f"{element.tag} has text between its elements")
+        found.setdefault(etree.QName(child).localname, []).append(_value(child))
+    text = " ".join((element.text or "").split())
+    if not found:
+        return text
+    if text and len(element):
+        raise ValueError(f"{element.tag} has text before its elements")
+    pairs = [(each, values[0] if len(values) == 1 else values) for each, values in found.items()]
+    return (*pairs, ("text", text)) if text else tuple(pairs)
 
 
 # ---- EPUB -----------------------------------------------------------------------------------------------------------

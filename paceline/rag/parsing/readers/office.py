@@ -434,6 +434,10 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
         if number.isdecimal() and any(map(str.strip, cell.itertext())):
             for _ in range(min(int(number), _MAX_REPEATED) - 1):
                 cell.addnext(deepcopy(cell))
+    for frame in root.iter("{*}frame"):  # of a slide
+        if _attribute(frame, "class") in ("title", "subtitle"):
+            for paragraph in frame.iter("{*}p"):
+                paragraph.tag = "h"
     for element in root.iter("*"):
         name = _local(element)
         is_hidden = _attribute(element, "style-name") in hidden or _attribute(element, "is-hidden") == "true"

@@ -29,7 +29,13 @@ from paceline.rag.parsing.readers.content import ReadText, TextBuilder, Unreadab
 # ---- text, Markdown, source code ------------------------------------------------------------------------------------
 def read_text(data: bytes, name: str) -> ReadText:
     text = decode(data)
+    if name.lower().endswith(".org"):
+        text = _ORG_TITLE.sub("# ", _ORG_HEADING.sub(lambda found: f"#{'#' * len(found[1])} ", text))
     return ReadText(title_of(name, text), _with_tables(text) if kind_of(name) == "markdown" else text)
+
+
+_ORG_TITLE = re.compile(r"^#\+title:[ \t]*", re.IGNORECASE | re.MULTILINE)
+_ORG_HEADING = re.compile(r"^(\*{1,5}) ", re.MULTILINE)  # of Org mode, below the title
 
 
 def _with_tables(text: str) -> str:
@@ -233,18 +239,22 @@ _MAX_ROW = 500  # characters: about as many tokens as a chunk has
 
 def read_records(data: bytes, name: str) -> ReadText:
     text = decode(data)
-    out = TextBuilder()
     try:
         if kind_of(name) == "ipynb":
             return _notebook(text)
-        values = list(_values(text))
-        for number, value in enumerate(values):
-            if len(values) > 1:
-                out.paragraph()
-            _write(value, f"[{number}]" if len(values) > 1 else "", out, 0)
+        return ReadText(name, written(list(_values(text))) or text)
     except (ValueError, RecursionError):
         return ReadText(name, text)
-    return ReadText(name, out.build() or text)
+
+
+def written(values: Sequence[object]) -> str:
+    """Values with their names, a line for each or for each record; an object is a tuple of its pairs."""
+    out = TextBuilder()
+    for number, value in enumerate(values):
+        if len(values) > 1:
+            out.paragraph()
+        _write(value, f"[{number}]" if len(values) > 1 else "", out, 0)
+    return out.build()
 
 
 def _values(text: str) -> Iterator[object]:
