@@ -170,14 +170,21 @@ def rank_fusion(*rankings: Sequence[int]) -> list[int]:
 
 def _unstopped(words: Words) -> list[str]:
     stop = _stop_words()
-    return [word for word in words.words() if word not in stop]
+    return [_singular(word) for word in words.words() if word not in stop]
+
+
+def _singular(word: str) -> str:
+    """An English plural without its end, as another word that ends so (Harman 1991, the stemmer of "s")."""
+    if len(word) < 4 or not word.isalpha() or word[-1] != "s" or word[-2] in "su":
+        return word
+    return word[:-3] + "y" if word.endswith("ies") and word[-4] not in "ae" else word[:-1]
 
 
 @cache
 def _stop_words() -> frozenset[str]:
-    from bm25s.stopwords import STOPWORDS_EN  # type: ignore[import-untyped]  # it ships no types
+    from bm25s.stopwords import STOPWORDS_EN_PLUS  # type: ignore[import-untyped]  # it ships no types
 
-    return frozenset(STOPWORDS_EN)
+    return frozenset(STOPWORDS_EN_PLUS)
 
 
 # ---- vectors, and both together -------------------------------------------------------------------------------------

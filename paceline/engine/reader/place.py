@@ -1,9 +1,9 @@
 """The place of an answer: how much of a question its sentence, its line and the name of its value have.
 
 The encoder takes the value that stands nearest: of a warranty the model's number for the serial one, of a list the last
-line's name. Here a document is seen as sentences, and one as named values where it is written so ("Seats: 3; Fee: 14",
-`device.serial: 71`, "Fee | 14"). A place orders the spans; whether there is an answer at all it does not tell.
-English. Not handled: synonyms but of money, tables without names of columns, values over several lines.
+line's name. Here a document is seen as sentences under their headings, and one as named values where it is written so
+("Seats: 3; Fee: 14", `device.serial: 71`, "Fee | 14"). A place orders the spans; whether there is an answer at all it
+does not tell. English. Not handled: synonyms but of money, tables without names of columns, values over several lines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OTHER_NAME = 4.0  # what it takes off a span's log odds, for each word of anoth
 _MOST_WORDS = 2  # of a name
 _OTHER_LINE = 9.0  # that another sentence has all words of the question, and this line of a list none
 _OTHER_SENTENCE = 3.0  # likewise of running text, which goes on with what the sentence before is about
-_OTHER_KIND = 9.0  # that a price is asked for, and another span is one
+_OTHER_KIND = 9.0  # that a price or a number of things is asked for, and another span is one
 
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
@@ -32,6 +32,17 @@ _COMMON_WORDS = (
 _COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
 _SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
+_HEADING = re.compile(r"\s*(?:\[{1,2}([^][\n]{1,80})\]{1,2}|#{2,6} ([^\n]{1,120}))\s*$")  # not the document's
+_COUNTED = re.compile(
+    r"^how\smany\s(.{1,60}?)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|must|should)\s",
+    re.IGNORECASE,
+)
+NUMERALS = (
+    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
+    r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen"
+)
+_NUMBER = re.compile(rf"\d|\b(?:{NUMERALS})\b", re.IGNORECASE)
+_THINGS = re.compile(r"(?:[ \n]+[\w'-]{1,40}){1,4}")  # behind a number, "14 larch panels"
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
 _NAMED = re.compile(r"(?:[\w.]{0,60}\[\d{1,6}\]: )?([^:;|]{1,60})(?::[*_]{0,3}\s+|\s[|=]\s)(?=\S)")
 _WHOLE = re.compile(
@@ -42,7 +53,11 @@ _YOURS = re.compile(r"your?\b", re.IGNORECASE)  # as letters and bills name what
 _JOINED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[_.]")  # words of a name
 _MONEY = r"costs?|charged?|charges|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill"
 ASKS_MONEY = re.compile(rf"^(?:how\smuch|what)\b.*\b(?:{_MONEY})\b", re.IGNORECASE)
-_ASKS_PRICE = re.compile(rf"^how\smuch\s(?:is|are|was|were)\b|{ASKS_MONEY.pattern}", re.IGNORECASE)
+_ASKED = r"ask(?:s|ed|ing)?|wants?|wanted|quotes?|quoted|offers?|offered|bids?|raised?"  # of a sum
+_ASKS_PRICE = re.compile(
+    rf"^how\smuch\s(?:(?:is|are|was|were)\b|(?:do|does|did|will)\b.*\b(?:{_ASKED})\b)|{ASKS_MONEY.pattern}",
+    re.IGNORECASE,
+)
 _CURRENCY = (
     r"[$\u00a3\u00a5\u20ac]|\b(?:EUR|USD|GBP|CHF|JPY|NOK|SEK|DKK|(?:euro|dollar|pound|franc|mark|cent)s?|pence)\b"
 )
@@ -70,6 +85,10 @@ def shared_words(question: str, document: str) -> float:
     return sum(_stem(word) in held for word in asked) / len(asked) if asked else 0.0
 
 
+def _stems(text: str) -> frozenset[str]:
+    return frozenset(map(_stem, words_in(_JOINED.sub(" ", text))))
+
+
 def _stem(word: str) -> str:
     return (word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word)[:_STEM]
 
@@ -78,7 +97,7 @@ class _Place(NamedTuple):
     begin: int
     value: int  # where that begins, behind its name
     name: str  # "" where it has none
-    num_named: int  # words of the name, if all are asked for; else 0
+    num_named: int  # words of the name and of its heading, if all of the name are asked for; else 0
     num_shared: int  # words of the question that its sentence has
     is_line: bool  # of a list
     is_field: bool  # of a record
@@ -94,13 +113,17 @@ class Places:
         self._asked = frozenset(map(_stem, words_in(asked)))
         self._is_mine = _MINE.search(question) is not None
         self._is_price = _ASKS_PRICE.search(question) is not None
+        counted = _COUNTED.match(question)
+        self._counted = _stems(counted[1]) if counted else frozenset()
         self._places = list(self._found())
         self._most = max((place.num_shared for place in self._places), default=0)
 
     def _found(self) -> Iterator[_Place]:
-        begin = 0
+        begin, above = 0, frozenset[str]()
         for end in [*(found.end() for found in _SENTENCE.finditer(self._document)), len(self._document)]:
             sentence = self._document[begin:end]
+            if heading := _HEADING.match(sentence):
+                above = self._asked & _stems(heading[1] or heading[2])
             item = _ITEM.match(sentence)
             is_line = self._document[max(0, begin - 1) : begin] in ("", "\n")
             at = begin + (len(item[0]) if item else 0)
@@ -108,11 +131,11 @@ class Places:
             is_record = len(parts) > 1 and all(map(_NAMED.match, parts[:2]))
             for part in parts:
                 name = named[1] if (named := _NAMED.match(part)) else ""
-                words = frozenset(map(_stem, words_in(_JOINED.sub(" ", name))))
-                num_named = min(len(words), _MOST_WORDS) if words <= self._asked else 0
+                words = _stems(name)
+                num_named = min(len(words | above), _MOST_WORDS) if words and words <= self._asked else 0
                 value = at + (named.end() if named else 0)
                 within = part if self._is_share else sentence
-                shared = len(self._asked.intersection(map(_stem, words_in(within)))) + (
+                shared = len(self._asked & (_stems(within) | above)) + (
                     self._is_mine and _YOURS.match(name) is not None
                 )
                 yield _Place(at, value, name, num_named, shared, is_line and bool(item or name), is_record)
@@ -132,11 +155,17 @@ class Places:
                 weight = _OTHER_LINE if place.is_line or self._is_share else _OTHER_SENTENCE
                 if not named[at]:  # a name that is asked for tells more
                     costs[at] += weight * (1 - place.num_shared / self._most)
-        if self._is_price:
-            prices = [self._is_paid(*span, place.name) for span, place in zip(spans, places, strict=True)]
-            if any(prices):
-                costs = [cost + _OTHER_KIND * (not is_one) for cost, is_one in zip(costs, prices, strict=True)]
+        for is_one in (self._is_paid if self._is_price else None, self._is_counted if self._counted else None):
+            of_kind = [is_one(*span, place.name) for span, place in zip(spans, places, strict=True)] if is_one else []
+            if any(of_kind):
+                costs = [cost + _OTHER_KIND * (not is_it) for cost, is_it in zip(costs, of_kind, strict=True)]
         return costs
+
+    def _is_counted(self, begin: int, end: int, name: str) -> bool:
+        """True of a number behind which what is counted stands, or under its name."""
+        things = _THINGS.match(self._document, end)
+        told = f"{self._document[begin:end]} {things[0] if things else ''} {name}"
+        return _NUMBER.search(self._document[begin:end]) is not None and not self._counted.isdisjoint(_stems(told))
 
     def _is_paid(self, begin: int, end: int, name: str) -> bool:
         """True of a number with a currency, and of one under a name, of its column or property, that tells of money."""

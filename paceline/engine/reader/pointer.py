@@ -17,7 +17,7 @@ import numpy as np
 
 from paceline.core.sampling.dist import best_indices
 from paceline.encoder import CLS, SEP, Floats, outputs
-from paceline.engine.reader.place import ASKS_MONEY, SENTENCE_END, Places, shared_words
+from paceline.engine.reader.place import ASKS_MONEY, NUMERALS, SENTENCE_END, Places, shared_words
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -35,11 +35,7 @@ _TIMES = (
     r"spring|summer|autumn|winter|easter|christmas|today|tomorrow|yesterday|tonight|weekend|week|month|year|day|hour|"
     r"o'clock|half past|term|now|daily|weekly|monthly|yearly"
 )
-_NUMERALS = (
-    r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
-    r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen|half|"
-    r"quarter|third|once|twice|free|every|an?|no|none|nothing|both|several|all|few|always|never"
-)
+_AMOUNTS = r"half|quarter|third|once|twice|free|every|an?|no|none|nothing|both|several|all|few|always|never"
 _BEFORE = (
     r"^(?:(?:about|after|around|at|before|by|during|for|from|in|of|on|since|till|to|until|up to|with|within)\s){0,2}"
 )
@@ -58,7 +54,7 @@ _SHAPES = tuple(  # what a question asks by, and the shape of its answers; the f
             rf"{_BEFORE}how\s(?:much|many|long|far|high|tall|deep|old|heavy|often|big|large|fast|loud|wide|late|early|"
             r"hot|warm|cold|soon)\b|^what\s(?:do|does|did|would|will)\b.*\bcost\b"
             r"|^what\s(?:is|was|are|were)\sthe\s(?:[\w-]+\s){0,2}(?:price|cost|fee|rent|deposit|charge|fine)\b",
-            re.compile(rf"\d|\b(?:{_NUMERALS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE),
+            re.compile(rf"\d|\b(?:{NUMERALS}|{_AMOUNTS})\b|\b(?:{_TIMES})s?\b", re.IGNORECASE),
         ),
         (rf"{_BEFORE}(?:who|whom|whose)\b|^what\b.*\b(?:sur)?name of\b", re.compile(r"[^\W\d_a-z]")),  # a capital
     )

@@ -33,6 +33,9 @@ Bought: 4 May 2022
 """
 BRACE = "Dear Ms Lowe, the brace costs 1,400 EUR. Your fund pays 610 EUR, and 790 EUR are to be paid by you."
 BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; the rest is due in May."
+THERMOSTAT = "[night]\nhour = 22\nwarm = 15.5\n\n[holiday]\nwarm = 11.5\n\n[frost]\nlimit = 4.0\n"
+FENCE = "The old fence between numbers 7 and 9 will come down in May. Garrow puts up 14 panels of larch, each 2 m high."
+QUOTE = "We can replace the felt and two rafters for £2,310 with VAT. We ask for 20 percent before.\n\nJ. Harrow"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +56,10 @@ BILL = "Bill for the hearing aid: cost 1,870 EUR. The health plan pays 935 EUR; 
         ("How much is the loft?", "Room: Loft; Beds: 4; Floor: 3; Rate: 77", "77"),
         ("How much is a scooter?", "Vehicle: Scooter; Seats: 2; Fee per day: 31", "31"),
         ("How many weeks is the weaving course?", "Course: Weaving; Places: 11; Weeks: 7; Fee: 60", "7"),
+        ("How warm is the house on holiday?", THERMOSTAT, "11.5"),
+        ("How many panels are going up beside number 9?", FENCE, "14"),
+        ("How many trees does the garden have?", "garden.trees: 6\ngarden.benches: 2", "6"),
+        ("How much does Harrow want for the roof?", QUOTE, "£2,310"),
         ("Who repaired the boiler?", "boiler.model: T-4\nboiler.repairer: Odell Plumbing", "Odell Plumbing"),
     ],
 )
