@@ -27,7 +27,7 @@ _COMMON_WORDS = (
     "a an the of in on at to for from by with and or is are was were be been do does did can could will would should "
     "may must has have had i we you he she it they my our your his her its their me us what when where who whom whose "
     "which why how much many long often far old that this there one as if not no any all some get got up out per than "
-    "then so please tell"
+    "then so please tell these those into during again more most other such only own same too very just both each few while because until through let day days"
 )
 _COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial

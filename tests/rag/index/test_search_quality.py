@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.rag.embedder import MiniLMEmbedder
+from paceline.rag.index import BM25Index
 from paceline.rag.store.documents import DocumentStore
 
 # Twelve documents in four groups of similar ones, each with a question in other words.
@@ -148,6 +149,12 @@ def test_a_number_in_any_question_finds_its_document_however_it_is_written(
     with _filled(tmp_path, minilm, {name: text for name, (text, _) in NUMBERS.items()}) as store:
         spellings = {name: spelling for name, (_, spelling) in NUMBERS.items()}
         assert [_first(store, phrase, spellings) for phrase in PHRASES] == [len(NUMBERS)] * len(PHRASES)
+
+
+def test_one_of_several_is_found_by_their_word() -> None:
+    index = BM25Index([1, 2, 3], ["The quince tree", "Three cherries", "A key, and glass of the bus"])
+    asked = ("quinces", "cherry", "keys", "glass", "bus", "What did they have to be?")
+    assert [[hit.id for hit in index.search(word, 2)] for word in asked] == [[1], [2], [3], [3], [3], []]
 
 
 def test_ligatures_broken_words_and_scripts_without_blanks_are_found(tmp_path: Path, minilm: MiniLMEmbedder) -> None:
