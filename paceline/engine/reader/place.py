@@ -30,9 +30,18 @@ _COMMON_WORDS = (
     "then so please tell these those into during again more most other such only own same too very just both each few while because until through let day days"
 )
 _COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
+_FORMS = (  # of verbs that change within
+    "began begin bought buy broke break brought bring built build came come chose choose drew draw drove drive ate eat fed "
+    "feed fell fall felt feel flew fly forgot forget found find gave give grew grow held hold hid hide hung hang kept keep "
+    "knew know led lead left leave lent lend lost lose made make met meet paid pay ran run rode ride rose rise sang sing "
+    "sat sit saw see sent send shot shoot slept sleep sold sell spent spend spoke speak stole steal stood stand swam swim "
+    "taught teach threw throw told tell took take thought think went go woke wake won win wore wear wrote write"
+).split()
+_IRREGULAR = dict(zip(_FORMS[::2], _FORMS[1::2], strict=True))
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
 _SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
 _HEADING = re.compile(r"\s*(?:\[{1,2}([^][\n]{1,80})\]{1,2}|#{2,6} ([^\n]{1,120}))\s*$")  # not the document's
+_OUTER = re.compile(r"( *)(?:- )?([^\s:#][^:\n]{0,60}):\s*$")  # a line that those below, further in, belong to
 _COUNTED = re.compile(
     r"^how\smany\s(.{1,60}?)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|must|should)\s",
     re.IGNORECASE,
@@ -61,6 +70,7 @@ _ASKS_PRICE = re.compile(
 _CURRENCY = (
     r"[$\u00a3\u00a5\u20ac]|\b(?:EUR|USD|GBP|CHF|JPY|NOK|SEK|DKK|(?:euro|dollar|pound|franc|mark|cent)s?|pence)\b"
 )
+_SUM = re.compile(r"\d{1,3}(?:[.,' ]?\d{3})*[.,]\d\d")  # an amount, where no currency is told
 _PAID = re.compile(_CURRENCY, re.IGNORECASE)
 _OF_MONEY = re.compile(
     rf"(?<![^\W_])(?:{_MONEY}|rates?|total|amount|sum|premium|value)(?![^\W_])|{_CURRENCY}", re.IGNORECASE
@@ -90,6 +100,7 @@ def _stems(text: str) -> frozenset[str]:
 
 
 def _stem(word: str) -> str:
+    word = _IRREGULAR.get(word, word)
     return (word[:-1] if len(word) > 3 and word[-1] == "s" != word[-2] else word)[:_STEM]
 
 
@@ -119,11 +130,16 @@ class Places:
         self._most = max((place.num_shared for place in self._places), default=0)
 
     def _found(self) -> Iterator[_Place]:
-        begin, above = 0, frozenset[str]()
+        begin, headings = 0, list[tuple[int, frozenset[str]]]()
         for end in [*(found.end() for found in _SENTENCE.finditer(self._document)), len(self._document)]:
             sentence = self._document[begin:end]
+            while headings and self._is_beside(sentence, headings[-1][0]):
+                headings.pop()
+            above = frozenset[str]().union(*(words for _, words in headings))
             if heading := _HEADING.match(sentence):
-                above = self._asked & _stems(heading[1] or heading[2])
+                headings = [(-1, self._asked & _stems(heading[1] or heading[2]))]
+            elif outer := _OUTER.match(sentence):
+                headings.append((len(outer[1]), self._asked & _stems(outer[2])))
             item = _ITEM.match(sentence)
             is_line = self._document[max(0, begin - 1) : begin] in ("", "\n")
             at = begin + (len(item[0]) if item else 0)
@@ -141,6 +157,11 @@ class Places:
                 yield _Place(at, value, name, num_named, shared, is_line and bool(item or name), is_record)
                 at += len(part) + 2
             begin = end
+
+    @staticmethod
+    def _is_beside(sentence: str, indent: int) -> bool:
+        """True of a line that is no further in than its heading."""
+        return indent >= 0 and bool(sentence.strip()) and len(sentence) - len(sentence.lstrip(" ")) <= indent
 
     def costs(self, spans: Sequence[tuple[int, int]]) -> list[float]:
         """What their places take off the log odds of these parts of the document, beside each other."""
@@ -172,4 +193,4 @@ class Places:
         text = self._document[begin:end]
         if not any(map(str.isdigit, text)) or len(_PAID.findall(text)) > 1:  # "90 EUR, so 10 EUR" is two
             return False
-        return (_PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)) is not None
+        return (_SUM.fullmatch(text) or _PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)) is not None

@@ -174,7 +174,7 @@ _CANDIDATES = 120  # spans of a window, before their shape counts
 _KEPT = 24  # of them
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
 _LEAD = re.compile(r"^(?:(?:at|by|for|from|in|of|on|to)\s)?(?:(?:the|an?|my|our|his|her)\s)?(?=\w)", re.IGNORECASE)
-_CUT = (";", "\n", "\r", "|")  # where an answer ends: between the lines of a list, and where parts of an answer meet
+_CUT = (";", "\n", "\r", "|", "  ", "\t")  # where an answer ends: between lines, columns and parts of an answer
 
 
 @dataclass(frozen=True, slots=True)
