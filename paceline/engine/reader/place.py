@@ -24,20 +24,22 @@ _OTHER_KIND = 9.0  # that a price or a number of things is asked for, and anothe
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
 _COMMON_WORDS = (
-    "a an the of in on at to for from by with and or is are was were be been do does did can could will would should "
-    "may must has have had i we you he she it they my our your his her its their me us what when where who whom whose "
-    "which why how much many long often far old that this there one as if not no any all some get got up out per than "
-    "then so please tell these those into during again more most other such only own same too very just both each few while because until through let day days"
+    "a an the of in on at to for from by with and or is are was were be been do does did can could will would "
+    "should may must has have had i we you he she it they my our your his her its their me us what when where who "
+    "whom whose which why how much many long often far old that this there one as if not no any all some get got "
+    "up out per than then so please tell these those into during again more most other such only own same too "
+    "very just both each few while because until through let"
 )
 _COMMON = frozenset(_WORD.findall(_COMMON_WORDS))
-_FORMS = (  # of verbs that change within
-    "began begin bought buy broke break brought bring built build came come chose choose drew draw drove drive ate eat fed "
-    "feed fell fall felt feel flew fly forgot forget found find gave give grew grow held hold hid hide hung hang kept keep "
-    "knew know led lead left leave lent lend lost lose made make met meet paid pay ran run rode ride rose rise sang sing "
-    "sat sit saw see sent send shot shoot slept sleep sold sell spent spend spoke speak stole steal stood stand swam swim "
-    "taught teach threw throw told tell took take thought think went go woke wake won win wore wear wrote write"
-).split()
-_IRREGULAR = dict(zip(_FORMS[::2], _FORMS[1::2], strict=True))
+_FORMS = (  # of verbs that change within, each before what it is of
+    "began begin bought buy broke break brought bring built build came come chose choose drew draw drove drive "
+    "ate eat fed feed fell fall felt feel flew fly forgot forget found find gave give grew grow held hold hid "
+    "hide hung hang kept keep knew know led lead left leave lent lend lost lose made make met meet paid pay ran "
+    "run rode ride rose rise sang sing sat sit saw see sent send shot shoot slept sleep sold sell spent spend "
+    "spoke speak stole steal stood stand swam swim taught teach threw throw told tell took take thought think "
+    "went go woke wake won win wore wear wrote write"
+)
+_IRREGULAR = dict(re.findall(r"(\w+) (\w+)", _FORMS))
 SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]\s+(?=[A-Z0-9])")  # not behind "Dr." or an initial
 _SENTENCE = re.compile(rf"\n(?![a-z]+,? (?!=))|{SENTENCE_END.pattern}")  # not where prose goes on
 _HEADING = re.compile(r"\s*(?:\[{1,2}([^][\n]{1,80})\]{1,2}|#{2,6} ([^\n]{1,120}))\s*$")  # not the document's
@@ -89,7 +91,7 @@ def shared_words(question: str, document: str) -> float:
     The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
     """
     asked = words_in(question)
-    held = set(map(_stem, _WORD.findall(folded(document))))
+    held = set(map(_stem, _WORD.findall(folded(_JOINED.sub(" ", document)))))
     if _PRICED.search(document):
         held.update(_stem(word) for word in asked if _OF_MONEY.search(word))
     return sum(_stem(word) in held for word in asked) / len(asked) if asked else 0.0
@@ -193,4 +195,6 @@ class Places:
         text = self._document[begin:end]
         if not any(map(str.isdigit, text)) or len(_PAID.findall(text)) > 1:  # "90 EUR, so 10 EUR" is two
             return False
-        return (_SUM.fullmatch(text) or _PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)) is not None
+        return (
+            _SUM.fullmatch(text) or _PAID.search(self._document[max(0, begin - 2) : end + 8]) or _OF_MONEY.search(name)
+        ) is not None

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 import os
+import re
 import select
 import signal
 import socket
@@ -61,7 +62,13 @@ class Parsed:
     pages: tuple[int, ...] = ()  # where each page begins in `text`, in characters; empty where there are none
 
 
+_HEADING = re.compile(r"#{1,6} ([^\n]*[^\s#])")  # that a text begins with, as readers write them
+
+
 def parsed(name: str, title: str, text: str, kind: Kind, pages: tuple[int, ...] = ()) -> Parsed:
+    """title: "" where the document names none: the heading that it begins with is taken."""
+    if not title and kind_of(name) not in ("text", "log", "code") and (heading := _HEADING.match(text)):
+        title = heading[1][:MAX_TITLE]
     return Parsed(name, title, text, hashlib.sha256(text.encode()).hexdigest(), kind, pages)
 
 

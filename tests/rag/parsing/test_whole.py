@@ -435,87 +435,190 @@ def test_a_message_is_read_with_what_is_attached(parser: ParserProcess) -> None:
 
 
 def test_a_mailbox_is_read_message_by_message(parser: ParserProcess) -> None:
-    message = b"From a@x Mon Apr 13 08:31:00 2026\nFrom: Ann <a@x>\nSubject: %s\n\nFrom here on, %s.\n\n"
-    read = parser.parse_bytes("in.mbox", message % (b"Boots", b"one") + message % (b"Shark", b"two"))
-    assert (read.kind, read.title) == ("eml", "")
-    assert read.text == (
-        "# Boots\n\nFrom: Ann <a@x>\n\nFrom here on, one.\n\n# Shark\n\nFrom: Ann <a@x>\n\nFrom here on, two."
+    message = (
+        b"From a@x Mon Apr 13 08:31:00 2026\nFrom: Ann <a@x>\nSubject: %s\n\n>From here on, %s.\n\n"
+        b"From Bergen:\nnote: %s\n"
     )
+    read = parser.parse_bytes("in.mbox", message % (b"Boots", b"one", b"a") + message % (b"Shark", b"two", b"b"))
+    assert (read.kind, read.title) == ("eml", "in.mbox")
+    texts = [
+        f"# {subject}\n\nFrom: Ann <a@x>\n\nFrom here on, {number}.\n\nFrom Bergen:\nnote: {note}"
+        for subject, number, note in (("Boots", "one", "a"), ("Shark", "two", "b"))
+    ]
+    assert read.text == "\n\n".join(texts)
 
 
-def test_a_calendar_and_contacts_are_a_line_for_each_entry(parser: ParserProcess) -> None:
-    calendar = (
-        'BEGIN:VCALENDAR\r\nX-WR-CALNAME:Home\r\nBEGIN:VEVENT\r\nUID:1\r\nDTSTART;TZID="Europe/Oslo:x":20260613T073000\r\n'
-        'SUMMARY:Ferry\\, early; pack\r\nDESCRIPTION:Cabin\\n61\r\n 17\r\nORGANIZER;CN="Ida Moe":mailto:i@x\r\n'
-        "BEGIN:VALARM\r\nDESCRIPTION:Reminder\r\nEND:VALARM\r\nEND:VEVENT\r\n"
-        "BEGIN:VTODO\r\nSUMMARY:Paint\r\nDUE;VALUE=DATE:20261345\r\nEND:VTODO\r\nEND:VCALENDAR\r\n"
-    )
-    read = parser.parse_bytes("home.ics", calendar.encode())
+@pytest.mark.parametrize(
+    "header", ['From: "', "From: <", "To: ida@", "From: a@[1", "To: g::;*", "From: " + "(" * 50_000]
+)
+def test_a_header_that_breaks_the_rules_keeps_no_message_from_being_read(parser: ParserProcess, header: str) -> None:
+    read = parser.parse_bytes("a.eml", f"{header}\nSubject: Boots\n\nThey are red.\n".encode())
+    assert read.title == "Boots" and read.text.endswith("They are red.")
+
+
+CALENDAR = """BEGIN:VCALENDAR
+X-WR-CALNAME:Home
+BEGIN:VEVENT
+UID:1
+DTSTART;TZID="Europe/Oslo:x":20260613T073000
+RRULE:FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,1TH;UNTIL=20270101
+EXDATE:20260627T073000
+summary:Ferry\\, early; pack
+DESCRIPTION:Cabin\\n61
+ 17
+ORGANIZER;CN="Moe; Ida":mailto:i@x
+ATTENDEE;PARTSTAT=DECLINED:mailto:o@x
+BEGIN:VALARM
+DESCRIPTION:Reminder
+END:VALARM
+END:VEVENT
+BEGIN:VEVENT
+SUMMARY:Fair
+DTSTART;VALUE=DATE:20260724
+DTEND;VALUE=DATE:20260726
+END:VEVENT
+BEGIN:VEVENT
+SUMMARY:Day off
+DTSTART;VALUE=DATE:20260724
+DTEND;VALUE=DATE:20260725
+DURATION:PT1H30M
+END:VEVENT
+BEGIN:VTODO
+SUMMARY:Paint
+DUE;VALUE=DATE:20261345
+COMPLETED:20260613T073000Z
+END:VTODO
+END:VCALENDAR
+"""
+CARDS = """BEGIN:VCARD
+TEL;TYPE=work,voice:+47 55
+item1.ADR:;;Quay 3;Florø;;;Norway
+item1.X-ABLabel:_$!<Summer>!$_
+N:Moe;Ida;;;
+BDAY:1604-02-29
+PHOTO:AAAA
+END:VCARD
+BEGIN:VCARD
+VERSION:2.1
+FN;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:J=C3=B6rg=
+ Lie
+TEL;HOME;FAX:tel:7
+END:VCARD
+"""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_calendar_and_contacts_are_a_line_for_each_entry(parser: ParserProcess, end: str) -> None:
+    read = parser.parse_bytes("home.ics", CALENDAR.replace("\n", end).encode())
     assert (read.kind, read.title) == ("ics", "Home")
-    assert read.text == (
-        "Event: Ferry, early, pack; Start: Saturday 13 June 2026, 07:30; Description: Cabin 6117; Organizer: Ida Moe\n"
-        "Event: Paint; Due: 20261345"
+    assert read.text.split("\n") == [
+        "Event: Ferry, early, pack; Start: Saturday 13 June 2026, 07:30; "
+        "Repeats: weekly every 2 on Monday, 1Thursday until Friday 1 January 2027; "
+        "Not on: Saturday 27 June 2026, 07:30; "
+        "Description: Cabin 6117; Organizer: Moe, Ida; Attendee: o@x (declined)",
+        "Event: Fair; Start: Friday 24 July 2026; End: Saturday 25 July 2026",
+        "Event: Day off; Start: Friday 24 July 2026; Duration: 1 h 30 min",
+        "Event: Paint; Due: 20261345; Completed: Saturday 13 June 2026, 07:30 UTC",
+    ]
+    chunks = list(split(read.text, lambda text: len(text.split()), kind=read.kind, chunk_tokens=80, overlap=8))
+    assert [chunk.place for chunk in chunks] == [f"entry {number}" for number in (1, 2, 3, 4)]
+    read = parser.parse_bytes("all.vcf", CARDS.replace("\n", end).encode())
+    assert (read.title, read.text.split("\n")) == (
+        "all.vcf",
+        [
+            "Name: Ida Moe; Phone (work): +47 55; Address (Summer): Quay 3, Florø, Norway; Birthday: 29 February",
+            "Name: Jörg Lie; Phone (home, fax): 7",
+        ],
     )
-    chunks = list(split(read.text, lambda text: len(text.split()), kind=read.kind, chunk_tokens=60, overlap=8))
-    assert [chunk.place for chunk in chunks] == ["entry 1", "entry 2"]
-    card = (
-        "BEGIN:VCARD\nTEL;TYPE=work:+47 55\nitem1.ADR:;;Quay 3;Florø;;;Norway\nFN:Ida Moe\nBDAY:1980-02-29\n"
-        "PHOTO:AAAA\nEND:VCARD\n"
-    )
-    assert parser.parse_bytes("ida.vcf", card.encode()).text == (
-        "Name: Ida Moe; Phone: +47 55; Address: Quay 3, Florø, Norway; Birthday: Friday 29 February 1980"
-    )
+
+
+def test_of_a_calendar_a_fold_divides_characters_and_pictures_do_not_count(parser: ParserProcess) -> None:
+    picture = b"PHOTO;ENCODING=b:" + b"\r\n ".join([b"A" * 74] * 200_000) + b"\r\n"
+    card = b"BEGIN:VCARD\r\nFN:F\xc3\r\n \xa4hre\r\n" + picture + b"END:VCARD\r\n"
+    assert parser.parse_bytes("a.vcf", card).text == "Name: Fähre"
     assert refused(parser, "a.vcf", b"Ida, +47 55") == "is no calendar and no list of contacts; export it again"
 
 
 def test_subtitles_are_what_is_said(parser: ParserProcess) -> None:
     film = (
-        "1\r\n00:00:01,000 --> 00:00:04,000\r\nMy name is <i>Ida</i>,\r\nand I fish.\r\n\r\n"
-        "2\r\n00:00:05,000 --> 00:00:06,000\r\n\r\n"
+        "1\r\n00:00:01,000 --> 00:00:04,000\r\nMy name is <i>Ida</i>,\r\nand I fish.\r\n2\r\n"
+        "00:00:05,000 --> 00:00:06,000\r\n\r\n\r\n3\r\n00:00:07,000-->00:00:08,000\r\n\r\n{\\an8}5 < 6 and 7 > 3"
     )
     read = parser.parse_bytes("film.srt", film.encode())
-    assert (read.kind, read.text) == ("srt", "My name is Ida, and I fish.")
+    assert (read.kind, read.title, read.text) == ("srt", "film.srt", "My name is Ida, and I fish.\n5 < 6 and 7 > 3")
     talk = (
-        "WEBVTT\n\nNOTE hidden\n\nintro\n00:01.000 --> 00:04.000 align:start\n<v.loud Ida Moe>A shark?\n\n"
-        "00:05.000 --> 00:06.000\n- Yes."
+        "WEBVTT\n\nNOTE hidden\n\nintro\n00:01.000 --> 00:04.000 align:start\n<v.loud Ida Moe>A shark &amp; I?\n\n"
+        "NOTE this too\n\nnext\n00:05.000 --> 00:06.000\n- Yes.\n00:06.000 --> 00:07.000\n- Yes.\n- No."
     )
-    assert parser.parse_bytes("talk.vtt", talk.encode()).text == "Ida Moe: A shark?\n- Yes."
+    assert parser.parse_bytes("talk.vtt", talk.encode()).text == "Ida Moe: A shark & I?\n- Yes.\n- No."
     assert refused(parser, "a.srt", b"no times").startswith("has no subtitles with times")
+    assert len(parser.parse_bytes("a.srt", b"00:01,0 --> 00:02,0\n" + b"<" * 1_000_000).text) == 1_000_000
+
+
+XML = """
+<?xml version="1.0" encoding="iso-8859-1"?><!-- of May -->
+<s:loans xmlns:s="urn:x" by="Ida" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:schemaLocation="urn:x y">
+<loan card="17"><title>Café</title><due>3 May</due><none/></loan><loan card="18"><title lang="en">Knots</title></loan>
+<note>Of <b>two</b> kinds</note><about><![CDATA[<p>One</p><ul><li>two</li></ul>]]></about><map>%s</map>
+<dict><key>Boat</key><string>red</string><key>Seats</key><integer>3</integer></dict><q>a</q><r>b</r><q>c</q></s:loans>
+"""
 
 
 def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: ParserProcess) -> None:
-    loans = (
-        '<?xml version="1.0" encoding="iso-8859-1"?><!-- of May --><s:loans xmlns:s="urn:x" by="Ida"><loan card="17">'
-        '<title>Caf\xe9</title><due>3 May</due></loan><loan card="18"><title lang="en">Knots</title></loan></s:loans>'
-    )
-    read = parser.parse_bytes("loans.xml", loans.encode("latin-1"))
+    read = parser.parse_bytes("loans.xml", (XML % ("A" * 300)).encode("latin-1"))
     assert (read.kind, read.title) == ("xml", "loans.xml")
     assert read.text == (
-        "by: Ida\n\nloan[0]: card: 17; title: Café; due: 3 May\n\nloan[1]: card: 18; title.lang: en; title.text: Knots"
+        "by: Ida\n\nloan[0]: card: 17; title: Café; due: 3 May\n\nloan[1]: card: 18; title.lang: en; "
+        "title.text: Knots\n\n"
+        "note: Of two kinds\nabout: One - two\ndict.Boat: red\ndict.Seats: 3\nq: a\nr: b\nq: c"
     )
     for kept in (
         "<p>One <b>two</b> three</p>",
         "<p>One<b>two</b></p>",
         "<p>broken",
-        '<!DOCTYPE p [<!ENTITY e "x">]><p>&e;</p>',
+        '<!DOCTYPE p [<!ENTITY e "x">]><p><q>&e;</q></p>',
+        f"{'<p>' * 10_000}x{'</p>' * 10_000}",
     ):
         assert parser.parse_bytes("a.xml", kept.encode()).text == kept
 
 
+OUTLINE = """# -*- mode: org -*-
+#+AUTHOR: Ida
+#+title: Bergen
+* Booked
+:PROPERTIES:
+:ID: 8
+:END:
+** TODO Ferry
+   *bold* 612
+# a remark
+#+begin_src sh
+* no heading
+#+end_src
+| Box | In |
+|-----+----|
+| A   | 3  |
+"""
+
+
 def test_the_headings_of_an_outline_and_of_slides_are_headings(parser: ParserProcess) -> None:
-    outline = parser.parse_bytes("trip.org", b"#+TITLE: Bergen\n* Booked\n** TODO Ferry\n   *bold* 612\n")
-    assert (outline.title, outline.text) == ("Bergen", "# Bergen\n## Booked\n### TODO Ferry\n   *bold* 612\n")
+    read = parser.parse_bytes("trip.org", OUTLINE.encode())
+    assert (read.title, read.text) == (
+        "Bergen",
+        "# Bergen\n\nAUTHOR: Ida\n## Booked\n### TODO Ferry\n   *bold* 612\na remark\n```\n* no heading\n```\n"
+        "| Box | In |\n|-----|----|\n| A   | 3  |\n",
+    )
     slide = (
         '<o:document xmlns:o="urn:oasis:names:tc:opendocument:xmlns:office:1.0" xmlns:d="urn:d" xmlns:t="urn:t" '
         'xmlns:p="urn:p">'
-        "<o:body><o:presentation><d:page>"
+        "<o:body><o:presentation><p:footer-decl>Hidden</p:footer-decl><d:page>"
         '<d:frame p:class="title"><d:text-box><t:p>The sea</t:p></d:text-box></d:frame>'
         "<d:frame><d:text-box><t:list><t:list-item><t:p>is deep</t:p></t:list-item></t:list></d:text-box></d:frame>"
         "</d:page></o:presentation></o:body></o:document>"
     )
     kind = b"application/vnd.oasis.opendocument.presentation"
     read = parser.parse_bytes("sea.odp", archive({"mimetype": kind, "content.xml": slide.encode()}))
-    assert (read.kind, read.text) == ("odt", "# The sea\n\n- is deep")
+    assert (read.kind, read.title, read.text) == ("odt", "The sea", "# The sea\n\n- is deep")
 
 
 def refused(parser: ParserProcess, name: str, data: bytes) -> str:

@@ -10,6 +10,7 @@ import re
 from email import message_from_bytes
 from email.message import Message
 from email.policy import default
+from pathlib import PurePath
 
 from paceline.rag.parsing.kinds import kind_of
 from paceline.rag.parsing.readers import reader
@@ -26,28 +27,50 @@ _HEADERS = ("From", "To", "Cc", "Date")
 _MAX_DEPTH = 8  # of messages in messages
 
 
-_NEXT = re.compile(rb"(?:^|\r?\n\r?\n)From [^\n]*\n(?=[\w-]+:)")  # of a mailbox (RFC 4155)
+_BEGIN = re.compile(rb"^From [^\n]*+\n(?=[\w-]++:|>?From )", re.MULTILINE)  # of a message in a mailbox (RFC 4155)
+_STAMPED = re.compile(rb"\d\d:\d\d")  # which no "From Bergen" of a text is
+_QUOTED = re.compile(rb"^>(?=>*+From )", re.MULTILINE)
 
 
-def read_mail(data: bytes, _name: str) -> ReadText:
-    parts = _NEXT.split(data)[1:] if data.startswith(b"From ") else [data]
-    messages = [message_from_bytes(part, policy=default) for part in parts]
-    if not any(message.get(header) for message in messages for header in (*_HEADERS, "Subject")):
+def read_mail(data: bytes, name: str) -> ReadText:
+    messages = [message_from_bytes(part, policy=default) for part in _messages(data)]
+    if not any(message.keys() for message in messages):
         raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
     out = TextBuilder()
     for message in messages:
         _write(message, out, 0)
-    return ReadText(one_line(messages[0].get("Subject") or "") if len(messages) == 1 else "", out.build())
+    return ReadText(
+        one_line(_header(messages[0], "Subject")) if len(messages) == 1 else PurePath(name).name, out.build()
+    )
+
+
+def _messages(data: bytes) -> list[bytes]:
+    """The messages of a mailbox, or the one message."""
+    data = data.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not data.startswith(b"From "):
+        return [data]
+    found = [each for each in _BEGIN.finditer(data) if _STAMPED.search(each[0])]
+    ends = [*(each.start() for each in found[1:]), len(data)]
+    parts = (data[each.end() : end] for each, end in zip(found, ends, strict=False))
+    return [_QUOTED.sub(b"", part) for part in parts] or [data.partition(b"\n")[2]]
+
+
+def _header(message: Message, name: str) -> str:
+    """A header; as it was written where it breaks the rules, as those of much spam do."""
+    try:
+        return str(message.get(name) or "")
+    except Exception:  # of any type: the parser of addresses is lenient to some faults alone
+        return " ".join(str(dict(message.raw_items()).get(name, "")).split())
 
 
 def _write(message: Message, out: TextBuilder, depth: int) -> None:
     out.paragraph("# ")
-    out.text(str(message.get("Subject") or ""))
+    out.text(_header(message, "Subject"))
     out.paragraph()
     for header in _HEADERS:
-        if message.get(header):
+        if said := _header(message, header):
             out.line()
-            out.text(f"{header}: {message.get(header)}")
+            out.text(f"{header}: {said}")
     write_part(message, out, depth)
 
 

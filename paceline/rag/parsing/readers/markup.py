@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+from contextlib import suppress
+from itertools import groupby
 from urllib.parse import unquote
 from zipfile import ZipFile
 
@@ -231,31 +233,53 @@ def _parsed(data: bytes) -> etree._Element:
 
 
 # ---- XML ------------------------------------------------------------------------------------------------------------
+_SCHEMA = "{http://www.w3.org/2001/XMLSchema-instance}"
+_TAGGED = re.compile(r"</?[a-z][a-z0-9]{0,9}(?:\s[^<>]*+)?/?>")
+_LONGEST_WORD = 200  # characters: longer ones are data in base64, coordinates
+
+
 def read_xml(data: bytes, name: str) -> ReadText:
     """Elements and attributes as named values; a document whose text has elements in it stays as it is."""
     try:
-        text = written([_value(_parsed(data))])
+        value: object = _value(_parsed(data.lstrip()))
     except (etree.XMLSyntaxError, ValueError, RecursionError):
-        text = decode(data)
-    return ReadText(name, text)
+        value = ""
+    return ReadText(name, written([value]) if isinstance(value, tuple) else decode(data))
 
 
 def _value(element: etree._Element) -> object:
-    """A text, or pairs of a name and a value. Raises ValueError where text and elements mix."""
-    found: dict[str, list[object]] = {}
-    for attribute, value in element.attrib.items():
-        found.setdefault(etree.QName(attribute).localname, []).append(value)
-    for child in element:
-        if not isinstance(child.tag, str) or (child.tail or "").strip():
-            raise ValueError(f"{element.tag} has text between its elements")
-        found.setdefault(etree.QName(child).localname, []).append(_value(child))
-    text = " ".join((element.text or "").split())
-    if not found:
-        return text
-    if text and len(element):
-        raise ValueError(f"{element.tag} has text before its elements")
-    pairs = [(each, values[0] if len(values) == 1 else values) for each, values in found.items()]
-    return (*pairs, ("text", text)) if text else tuple(pairs)
+    """A text, or pairs of a name and a value, equal names that follow each other as one list; text with elements in it
+    is a text. Raises ValueError for entities that are not resolved."""
+    if any(not isinstance(child.tag, str) for child in element):
+        raise ValueError(f"{element.tag} has entities in it")
+    children = [(etree.QName(child).localname, child) for child in element]
+    if any(map(str.strip, filter(None, [*(child.tail for child in element), element.text if children else ""]))):
+        return _said("".join(map(str, element.itertext())))
+    pairs: list[tuple[str, object]] = []
+    for attribute, given in element.attrib.items():
+        if not str(attribute).startswith(_SCHEMA) and (said := _said(given)):
+            pairs.append((etree.QName(attribute).localname, said))
+    if etree.QName(element).localname == "dict" and {name for name, _ in children[::2]} == {"key"}:  # of Apple's lists
+        children = [
+            (each.text or "", value) for (_, each), (_, value) in zip(children[::2], children[1::2], strict=False)
+        ]
+    for name, group in groupby(children, key=lambda child: child[0]):
+        values = [value for _, child in group if (value := _value(child))]
+        if values:
+            pairs.append((name, values[0] if len(values) == 1 else values))
+    text = "" if children else _said(element.text or "")
+    return (*pairs, ("text", text)) if text and pairs else tuple(pairs) or text
+
+
+def _said(text: str) -> str:
+    """Text on one line; that of HTML where it is such; "" where only programs read it."""
+    if _TAGGED.search(text):
+        out = TextBuilder()
+        with suppress(UnreadableError):
+            write_markup(text.encode(), out)
+            text = out.build()
+    text = " ".join(text.split())
+    return "" if len(text) > _LONGEST_WORD and " " not in text else text
 
 
 # ---- EPUB -----------------------------------------------------------------------------------------------------------

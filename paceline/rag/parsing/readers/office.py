@@ -379,6 +379,7 @@ _MAX_REPEATED = 64  # cells, of one that is written once
 _OPEN_GONE = (
     *("tracked-changes", "note-citation", "forms", "scripts", "font-face-decls", "automatic-styles"),
     *("table-of-content-source", "illustration-index-source", "bibliography-source", "alphabetical-index-source"),
+    *("header-decl", "footer-decl", "date-time-decl", "page-number"),  # of slides
 )
 _OPEN_FOREIGN = (  # of a picture, a comment's author and date
     "{urn:oasis:names:tc:opendocument:xmlns:svg-compatible:1.0}*",
@@ -435,9 +436,8 @@ def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> Non
             for _ in range(min(int(number), _MAX_REPEATED) - 1):
                 cell.addnext(deepcopy(cell))
     for frame in root.iter("{*}frame"):  # of a slide
-        if _attribute(frame, "class") in ("title", "subtitle"):
-            for paragraph in frame.iter("{*}p"):
-                paragraph.tag = "h"
+        if _attribute(frame, "class") == "title" and (title := next(frame.iter("{*}p"), None)) is not None:
+            title.tag = "h"
     for element in root.iter("*"):
         name = _local(element)
         is_hidden = _attribute(element, "style-name") in hidden or _attribute(element, "is-hidden") == "true"

@@ -30,12 +30,39 @@ from paceline.rag.parsing.readers.content import ReadText, TextBuilder, Unreadab
 def read_text(data: bytes, name: str) -> ReadText:
     text = decode(data)
     if name.lower().endswith(".org"):
-        text = _ORG_TITLE.sub("# ", _ORG_HEADING.sub(lambda found: f"#{'#' * len(found[1])} ", text))
+        text = _from_org(text)
     return ReadText(title_of(name, text), _with_tables(text) if kind_of(name) == "markdown" else text)
 
 
-_ORG_TITLE = re.compile(r"^#\+title:[ \t]*", re.IGNORECASE | re.MULTILINE)
-_ORG_HEADING = re.compile(r"^(\*{1,5}) ", re.MULTILINE)  # of Org mode, below the title
+_ORG_HEADING = re.compile(r"(\*++) ")
+_ORG_WORD = re.compile(r"\s*#\+(begin_|end_|title:)?+(.*)", re.IGNORECASE)
+_ORG_DRAWER = re.compile(r"\s*:[\w-]++:\s*$")
+
+
+def _from_org(text: str) -> str:
+    """Markdown of a text of Org mode: its title first, headings below it, fences around blocks, no drawers."""
+    title, lines = "", list[str]()
+    fenced = drawn = False
+    for line in text.split("\n"):
+        word = _ORG_WORD.match(line)
+        kind = (word[1] or "").lower() if word else ""
+        if word and kind in ("begin_", "end_"):
+            fenced = kind == "begin_"
+            lines.append("```")
+        elif fenced:
+            lines.append(line)
+        elif _ORG_DRAWER.match(line):
+            drawn = line.strip().lower() != ":end:"
+        elif drawn or line.startswith("# -*-"):
+            continue
+        elif word:
+            title = title or (word[2].strip() if kind else "")
+            lines += [] if kind else [word[2]]
+        elif heading := _ORG_HEADING.match(line):
+            lines.append("#" * min(6, len(heading[1]) + 1) + line[heading.end() - 1 :])
+        else:
+            lines.append(line.removeprefix("# ").replace("-+-", "-|-") if line[:1] in ("#", "|") else line)
+    return "\n".join([*([f"# {title}", ""] if title else []), *lines])
 
 
 def _with_tables(text: str) -> str:
@@ -64,7 +91,7 @@ def title_of(name: str, text: str) -> str:
     Source code is titled with its file's name, which says more than its first line.
     """
     kind = kind_of(name)
-    if kind == "code":
+    if kind in ("code", "log"):
         return PurePath(name).name[:MAX_TITLE]
     lines = text.lstrip().split("\n", 2)
     first, second = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
@@ -122,7 +149,7 @@ def read_table(data: bytes, name: str) -> ReadText:
         raise UnreadableError(
             f"is not a CSV file ({error}, at line {rows.line_num}); export it again, or name it .txt", "invalid_file"
         ) from None
-    return ReadText("", out.build())
+    return ReadText(PurePath(name).name[:MAX_TITLE], out.build())
 
 
 def named_rows(rows: Iterable[Sequence[str]], *, with_names: bool = False) -> Iterator[str]:
