@@ -128,8 +128,9 @@ MAX_MESSAGE_NODES = 256
 # trip of 300 ms, for a sixth less bytes. Distributions do not wait: answers took 12 % longer.
 URGENT_USE: Mapping[Side, float] = {"cloud": 0.15, "device": 0.4}
 # Budget of a side's nodes with choices, bytes a token of the answer. Beyond it and what `CREDIT` tokens may take, only
-# nodes that are likelier to be used are sent: twice as likely as `LEAST_USE` where as much again is overdrawn.
-CHOICE_BYTES: Mapping[Side, float] = {"cloud": 16.0, "device": 8.0}
+# nodes that are likelier to be used are sent: twice as likely as `LEAST_CHOICE` where as much again is overdrawn.
+CHOICE_BYTES: Mapping[Side, float] = {"cloud": 15.0, "device": 7.5}
+LEAST_CHOICE = 0.1  # as `LEAST_USE`, of nodes with choices
 CREDIT = 4.0
 ENVELOPE = 4  # bytes of a message besides its nodes, about
 MAX_DEPTH = 256  # tokens below the head; deeper nodes are ignored
@@ -229,7 +230,7 @@ class DraftExchange:
         if not self._aggregator.sends_choices:
             return LEAST_USE
         overdrawn = self._num_bytes / CHOICE_BYTES[self._side] - (self._tree.head.position - self._begin) - CREDIT
-        return min(1.0, LEAST_USE * (1.0 + max(0.0, overdrawn) / CREDIT))
+        return min(1.0, LEAST_CHOICE * (1.0 + max(0.0, overdrawn) / CREDIT))
 
     def _message(self, nodes: Sequence[PrefixNode], epoch: int) -> Drafts:
         head, first = self._tree.head, self._next_id

@@ -13,8 +13,7 @@ from paceline.core.aggregation.aggregators import Aggregator, AggregatorName, Ow
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side, other
-from paceline.strategies.aggregate.state import CHOICE_BYTES, CREDIT, MAX_PEER_PROBS, DraftExchange
-from paceline.strategies.aggregate.tree_planner import LEAST_USE
+from paceline.strategies.aggregate.state import CHOICE_BYTES, CREDIT, LEAST_CHOICE, MAX_PEER_PROBS, DraftExchange
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
 from paceline.wire.codec import decode, decode_head, encode, encode_head
 from paceline.wire.messages import Drafts
@@ -339,6 +338,6 @@ def test_choices_keep_to_their_budget_and_a_head_is_sent_whatever_was_spent() ->
         assert tree.head.own_id is not None
         tree.advance(chance.choice(TOKENS))
     # Where only what is certain would be sent, so much is overdrawn; a message more may have led there.
-    overdrawn = CREDIT / LEAST_USE + max(sizes) / CHOICE_BYTES[side]
+    overdrawn = CREDIT / LEAST_CHOICE + max(sizes) / CHOICE_BYTES[side]
     assert sum(sizes) <= CHOICE_BYTES[side] * (targets + overdrawn)
     assert sum(sizes) > 0.5 * CHOICE_BYTES[side] * targets

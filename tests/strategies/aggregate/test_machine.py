@@ -250,7 +250,7 @@ def test_on_a_full_link_fewer_rows_are_worth_their_bytes() -> None:
 
 def test_a_node_that_is_unlikely_to_be_used_is_sent_once_a_target_goes_through_it() -> None:
     hand = cloud(front=False, rtt=0.5, drafting=TREE)
-    hand.say = lambda _: two(50, 51, 0.93)
+    hand.say = lambda _: two(50, 51, 0.943)
     hand.begin()
     assert (51,) in hand.rows, "a second guess was computed"
 
