@@ -54,6 +54,7 @@ NUMERALS = (
 )
 _NUMBER = re.compile(rf"\d|\b(?:{NUMERALS})\b", re.IGNORECASE)
 _THINGS = re.compile(r"(?:[ \n]+[\w'-]{1,40}){1,4}")  # behind a number, "14 larch panels"
+_FILE = re.compile(r"[^\n/]{1,100}\.[a-z]{1,6}\n")  # the title of a document without another
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
 _NAMED = re.compile(r"(?:[\w.]{0,60}\[\d{1,6}\]: )?([^:;|]{1,60})(?::[*_]{0,3}\s+|\s[|=]\s)(?=\S)")
 _WHOLE = re.compile(
@@ -126,6 +127,7 @@ class Places:
         self._asked = frozenset(map(_stem, words_in(asked)))
         self._is_mine = _MINE.search(question) is not None
         self._is_price = _ASKS_PRICE.search(question) is not None
+        self._is_file = _FILE.match(document) is not None
         counted = _COUNTED.match(question)
         self._counted = _stems(counted[1]) if counted else frozenset()
         self._places = list(self._found())
@@ -172,7 +174,8 @@ class Places:
         named = [place.num_named * (begin >= place.value) for place, (begin, _) in zip(places, spans, strict=True)]
         costs = [_OTHER_NAME * (max(named) - words) for words in named]
         for at, (place, (begin, _)) in enumerate(zip(places, spans, strict=True)):
-            costs[at] += _OTHER_KIND * (place.is_field and begin < place.value)  # the name is no answer
+            is_name = (place.is_field and begin < place.value) or (not place.begin and self._is_file)
+            costs[at] += _OTHER_KIND * is_name  # which is no answer
         if self._most:
             for at, place in enumerate(places):
                 weight = _OTHER_LINE if place.is_line or self._is_share else _OTHER_SENTENCE

@@ -76,6 +76,7 @@ _REST_OF_NAME = re.compile(r"(?: (?:& )?[^\W\d_a-z][\w'\u2019-]{1,60}){1,6}")
 _HYPHENED_BEFORE = re.compile(r"(?<!\w)(?:[^\W\d_]{1,30}-){1,4}$")
 _LONGEST_WORD = 124  # characters
 _LONGEST_BELONGING = 24  # characters
+_LONGEST_DATE = 10  # characters
 
 
 def misfits(question: str, text: str) -> bool:
@@ -87,7 +88,7 @@ def misfits(question: str, text: str) -> bool:
 
 def cuts(document: str, begin: int, end: int) -> bool:
     """True if an edge of this part of the document lies inside a word or a number."""
-    return any(_is_inside(document, edge) for edge in (begin, end))
+    return any(_is_inside(document, edge) or _is_in_date(document, edge) for edge in (begin, end))
 
 
 def completed(document: str, begin: int, end: int) -> tuple[int, int]:
@@ -105,6 +106,12 @@ def completed(document: str, begin: int, end: int) -> tuple[int, int]:
     if before := _BELONGING.search(document[max(0, begin - _LONGEST_BELONGING) : begin]):
         begin -= len(before[0])
     return begin, end
+
+
+def _is_in_date(document: str, edge: int) -> bool:
+    near = max(0, edge - _LONGEST_DATE)
+    found = (match for date in (_ISO, _DOTTED) for match in date.finditer(document, near, edge + _LONGEST_DATE))
+    return any(match.start() < edge < match.end() for match in found)
 
 
 def _is_inside(document: str, edge: int) -> bool:

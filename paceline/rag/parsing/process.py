@@ -66,8 +66,14 @@ _HEADING = re.compile(r"#{1,6} ([^\n]*[^\s#])")  # that a text begins with, as r
 
 
 def parsed(name: str, title: str, text: str, kind: Kind, pages: tuple[int, ...] = ()) -> Parsed:
-    """title: "" where the document names none: the heading that it begins with is taken."""
-    if not title and kind_of(name) not in ("text", "log", "code") and (heading := _HEADING.match(text)):
+    """title: "" where the document names none: the heading that it begins with is taken, which of a spreadsheet is that
+    of a sheet alone."""
+    if (
+        not title
+        and kind_of(name) not in ("text", "log", "code")
+        and kind != "xlsx"
+        and (heading := _HEADING.match(text))
+    ):
         title = heading[1][:MAX_TITLE]
     return Parsed(name, title, text, hashlib.sha256(text.encode()).hexdigest(), kind, pages)
 
