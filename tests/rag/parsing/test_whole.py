@@ -621,6 +621,37 @@ def test_the_headings_of_an_outline_and_of_slides_are_headings(parser: ParserPro
     assert (read.kind, read.title, read.text) == ("odt", "The sea", "# The sea\n\n- is deep")
 
 
+def test_what_other_programs_leave_out_or_write_twice_is_read(parser: ParserProcess) -> None:
+    both = b"Subject: S\nContent-Type: multipart/alternative; boundary=b\n\n--b\nContent-Type: text/plain\n\n \n"
+    mail = parser.parse_bytes("a.eml", both + b"--b\nContent-Type: text/html\n\n<p>40</p>\n--b--")
+    assert mail.text == "# S\n\n40"
+    box = parser.parse_bytes("a.mbox", b"From \r\nSubject: One\r\n\r\na\r\n\r\nFrom \r\nSubject: Two\r\n\r\nb")
+    assert box.text == "# One\n\na\n\n# Two\n\nb"
+    cards = b"BEGIN:VCARD\nFN:Ida\nTEL:7\nBEGIN:VCARD\nFN:\nN:Moe, Jr.;Ola\nTEL:8"
+    assert parser.parse_bytes("a.vcf", cards).text == "Name: Ida; Phone: 7\nName: Ola Moe, Jr.; Phone: 8"
+    day = b"BEGIN:VCALENDAR\nBEGIN:VEVENT\nDTSTART;VALUE=DATE:20260724\nDTEND;VALUE=DATE:20260724\nEND:VEVENT"
+    assert parser.parse_bytes("a.ics", day).text == "Start: Friday 24 July 2026"
+    feed = f"<r><a>{'港' * 201}</a><b><![CDATA[<meta charset=latin-1><p>Café</p>]]></b></r>"
+    assert parser.parse_bytes("a.xml", feed.encode()).text == f"a: {'港' * 201}\nb: Café"
+    assert parser.parse_bytes("a.org", b"* One\n:note:\ntext\n* Two").text == "## One\ntext\n## Two"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "title"),
+    [
+        ("a.html", "<h2>Menu</h2><p>fish", "Menu"),
+        ("a.html", "<h2>Monday</h2>fish<h2>Tuesday</h2>meat", ""),
+        ("a.html", "<h2>Monday</h2>fish<h3>Soup</h3>hot", "Monday"),
+        ("a.html", "<table><tr><th>#<th>Boat<tr><td>1<td>Lark<tr><td>2<td>Tern</table>", ""),
+        ("a.csv", "# a,b\n1,2\n3,4\n", "a.csv"),
+    ],
+)
+def test_a_document_that_names_no_title_has_that_of_its_one_heading(
+    parser: ParserProcess, name: str, text: str, title: str
+) -> None:
+    assert parser.parse_bytes(name, text.encode()).title == title
+
+
 def refused(parser: ParserProcess, name: str, data: bytes) -> str:
     with pytest.raises(DocumentError) as caught:
         parser.parse_bytes(name, data)

@@ -35,6 +35,7 @@ _PROPERTY = re.compile(r"(?:([\w-]++)\.)?+([\w-]++)((?:;(?:[^:\"]|\"[^\"]*+\")*+
 _PARAMETER = re.compile(r";(?:([\w-]++)=)?+(\"[^\"]*+\"|[^;\"]*+)")
 _ESCAPED = re.compile(r"\\(.)")
 _PARTS = re.compile(r"(?<!\\)[;,]")
+_FIELDS = re.compile(r"(?<!\\);")
 _STAMP = re.compile(r"(\d{4}|--)-?(\d\d)-?(\d\d)(?:T(\d\d):?(\d\d)[\d:.]*+(Z?))?")
 _NO_YEAR = ("--", "1604")  # Apple writes a leap year
 _UNTOLD = frozenset({"PREF", "VOICE", "INTERNET"})  # what most telephones and addresses are
@@ -86,8 +87,11 @@ def _lines(properties: list[_Property]) -> Iterator[str]:
     entry = list[_Property]()
     for each in properties:
         if each.name == "BEGIN":
-            if each.value in _ENTRIES:
-                within = [kind for kind in within if kind not in _ENTRIES]  # of one before, whose end is missing
+            if each.value in _ENTRIES and any(kind in _ENTRIES for kind in within):  # the end of that is missing
+                within = [kind for kind in within if kind not in _ENTRIES]
+                if line := _line(entry):
+                    yield line
+                entry = []
             within.append(each.value)
         elif each.name == "END":
             if each.value in _ENTRIES:
@@ -97,14 +101,17 @@ def _lines(properties: list[_Property]) -> Iterator[str]:
             del within[within.index(each.value) if each.value in within else len(within) :]
         elif within and within[-1] in _ENTRIES:
             entry.append(each)
+    if line := _line(entry):
+        yield line
 
 
 def _line(entry: list[_Property]) -> str:
     labels = {each.group: _plain(each.value).strip("_$!<>") for each in entry if each.name == "X-ABLABEL"}
-    if not any(each.name == "FN" for each in entry):
-        names = (_PARTS.split(each.value) for each in entry if each.name == "N")
+    if not any(each.name == "FN" and each.value.strip() for each in entry):
+        names = [_FIELDS.split(each.value) for each in entry if each.name == "N"]
         entry += [_Property("", "FN", {}, " ".join([*parts[1:2], *parts[:1]])) for parts in names]
     starts = {_said(each) for each in entry if each.name == "DTSTART"}
+    starts |= {_time(each.value, is_end=True) for each in entry if each.name == "DTSTART"}  # an end of old programs
     told = []
     for each in sorted((each for each in entry if each.name in _NAMES), key=lambda each: _ORDER[each.name]):
         if (value := _said(each)) and not (each.name == "DTEND" and value in starts):
@@ -128,7 +135,7 @@ def _said(each: _Property) -> str:
     if name in ("ORGANIZER", "ATTENDEE"):
         declined = " (declined)" if each.parameters.get("PARTSTAT", "").upper() == "DECLINED" else ""
         return _plain(each.parameters.get("CN", "") or value) + declined
-    parts = _PARTS.split(value) if name == "ADR" else re.split(r"(?<!\\);", value) if name == "ORG" else [value]
+    parts = _PARTS.split(value) if name == "ADR" else _FIELDS.split(value) if name == "ORG" else [value]
     return ", ".join(said for part in parts if (said := _plain(part)))
 
 

@@ -28,7 +28,7 @@ _MAX_DEPTH = 8  # of messages in messages
 
 
 _BEGIN = re.compile(rb"^From [^\n]*+\n(?=[\w-]++:|>?From )", re.MULTILINE)  # of a message in a mailbox (RFC 4155)
-_STAMPED = re.compile(rb"\d\d:\d\d")  # which no "From Bergen" of a text is
+_STAMPED = re.compile(rb"\d\d:\d\d|^From -?\s*+$")  # which no "From Bergen" of a text is
 _QUOTED = re.compile(rb"^>(?=>*+From )", re.MULTILINE)
 
 
@@ -49,7 +49,7 @@ def _messages(data: bytes) -> list[bytes]:
     data = data.removeprefix(b"\xef\xbb\xbf").lstrip()
     if not data.startswith(b"From "):
         return [data]
-    found = [each for each in _BEGIN.finditer(data) if _STAMPED.search(each[0])]
+    found = [each for each in _BEGIN.finditer(data) if not each.start() or _STAMPED.search(each[0])]
     ends = [*(each.start() for each in found[1:]), len(data)]
     parts = (data[each.end() : end] for each, end in zip(found, ends, strict=False))
     return [_QUOTED.sub(b"", part) for part in parts] or [data.partition(b"\n")[2]]
@@ -82,7 +82,10 @@ def write_part(part: Message, out: TextBuilder, depth: int = 0) -> None:
     if kind == "message/rfc822" and parts and depth < _MAX_DEPTH:
         _write(parts[0], out, depth + 1)
     elif kind == "multipart/alternative" and parts:  # the same in several forms, the plainest first
-        write_part(parts[0], out, depth)
+        before = out.num_characters
+        for each in parts:
+            if out.num_characters == before:  # the plainest may be empty
+                write_part(each, out, depth)
     elif parts:
         for each in parts:
             write_part(each, out, depth)

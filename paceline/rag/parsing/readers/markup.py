@@ -276,10 +276,11 @@ def _said(text: str) -> str:
     if _TAGGED.search(text):
         out = TextBuilder()
         with suppress(UnreadableError):
-            write_markup(text.encode(), out)
+            write_markup(b"\xef\xbb\xbf" + text.encode(), out)
             text = out.build()
     text = " ".join(text.split())
-    return "" if len(text) > _LONGEST_WORD and " " not in text else text
+    is_data = len(text) > _LONGEST_WORD and " " not in text and text.isascii() and "://" not in text
+    return "" if is_data else text
 
 
 # ---- EPUB -----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def _from_org(text: str) -> str:
         elif fenced:
             lines.append(line)
         elif _ORG_DRAWER.match(line):
-            drawn = line.strip().lower() != ":end:"
+            drawn = line.strip().lower() == ":properties:"
         elif drawn or line.startswith("# -*-"):
             continue
         elif word:
