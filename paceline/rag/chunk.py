@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice, pairwise
 
-from paceline.rag.parsing.kinds import FULL_STOPS, Kind
+from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TITLE, Kind, kind_of
 from paceline.rag.parsing.process import Parsed
 from paceline.rag.records import titled
 
@@ -178,12 +178,24 @@ class Chunk:
 
 
 def split_document(parsed: Parsed, count: Callable[[str], int], *, chunk_tokens: int, overlap: int) -> Iterator[Chunk]:
-    """The chunks of a document that have any text, as `split` makes them."""
+    """The chunks of a document that have any text, as `split` makes them, with its title or its one heading."""
+    title = parsed.title
+    if not title and parsed.kind != "xlsx" and kind_of(parsed.name) not in ("text", "log", "code"):
+        title = _first_heading(parsed.text)
     chunks = split(
-        parsed.text, count, title=parsed.title, pages=parsed.pages, kind=parsed.kind, chunk_tokens=chunk_tokens,
+        parsed.text, count, title=title, pages=parsed.pages, kind=parsed.kind, chunk_tokens=chunk_tokens,
         overlap=overlap,
     )  # fmt: skip
     return (chunk for chunk in chunks if chunk.text.strip())
+
+
+def _first_heading(text: str) -> str:
+    """The heading that a text begins with; "" where one beside it follows, and where it is the first row of a table."""
+    headings = heading_starts(text)
+    levels = [len(text[start:end]) - len(text[start:end].lstrip("#")) for start, end, _ in headings]
+    if not headings or headings[0][0] or "|" in headings[0][2] or any(level <= levels[0] for level in levels[1:]):
+        return ""
+    return headings[0][2][:MAX_TITLE]
 
 
 def split(

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import math
 import os
-import re
 import select
 import signal
 import socket
@@ -62,15 +61,7 @@ class Parsed:
     pages: tuple[int, ...] = ()  # where each page begins in `text`, in characters; empty where there are none
 
 
-_HEADING = re.compile(r"(#{1,6}) ([^\n|]*[^\s#|])(?=\n|$)")  # that a text begins with, as readers write them
-_LEVEL = re.compile(r"^#{1,6}(?= )", re.MULTILINE)
-
-
 def parsed(name: str, title: str, text: str, kind: Kind, pages: tuple[int, ...] = ()) -> Parsed:
-    """title: "" where the document names none: the heading that it begins with is taken, if none beside it follows."""
-    if not title and kind_of(name) not in ("text", "log", "code") and (heading := _HEADING.match(text)):
-        others = (len(found[0]) for found in _LEVEL.finditer(text, heading.end()))
-        title = heading[2][:MAX_TITLE] if kind != "xlsx" and all(level > len(heading[1]) for level in others) else ""
     return Parsed(name, title, text, hashlib.sha256(text.encode()).hexdigest(), kind, pages)
 
 

@@ -40,7 +40,7 @@ async def answered(node: Node, request: GenerateRequest) -> tuple[str, str, str 
 
 
 async def texts(cloud_model: ServedModel, device_model: LoadedModel) -> list[tuple[str, str, str | None]]:
-    """Of every request, asked at the device."""
+    """The answers to every request, asked at the device."""
     bench = Bench(Node("cloud", cloud_model, None), Node("device", device_model, None))
     async with side_by_side(bench, within_s=300):
         return [await answered(bench.device, request) for request in requests()]

@@ -34,7 +34,7 @@ _QUOTED = re.compile(rb"^>(?=>*+From )", re.MULTILINE)
 
 def read_mail(data: bytes, name: str) -> ReadText:
     messages = [message_from_bytes(part, policy=default) for part in _messages(data)]
-    if not any(message.keys() for message in messages):
+    if not any(_header(message, header) for message in messages for header in (*_HEADERS, "Subject")):
         raise UnreadableError("is named as an e-mail and is none; export it again, or name it .txt", "invalid_file")
     out = TextBuilder()
     for message in messages:
