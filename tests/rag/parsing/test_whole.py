@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 from pypdf import PdfWriter
@@ -20,6 +21,7 @@ from pypdf.generic import (
 from paceline.errors import DocumentError
 from paceline.rag.chunk import split, split_document
 from paceline.rag.parsing.process import ParserProcess
+from paceline.rag.parsing.readers import reader
 from tests.rag.parsing.made import archive, book, pdf, shown, workbook
 
 OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
@@ -580,6 +582,11 @@ def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: Pars
         f"{'<p>' * 10_000}x{'</p>' * 10_000}",
     ):
         assert parser.parse_bytes("a.xml", kept.encode()).text == kept
+
+
+def test_without_its_library_xml_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "paceline.rag.parsing.readers.markup", None)
+    assert reader("xml")(b"<r><a>1</a></r>", "a.xml").text == "<r><a>1</a></r>"
 
 
 OUTLINE = """# -*- mode: org -*-
