@@ -4,8 +4,8 @@ A reader is a function `(data, name) -> ReadText`, and raises `UnreadableError` 
 error means that the document is damaged. They trust the process around them to end what takes too long or too much.
 
 content   the result, the text under construction, character sets, kinds by content, zip containers
-text      text, Markdown, code, CSV, JSON, XML and notebooks
-markup    HTML and EPUB, and the trees of `office`
+text      text, Markdown, code, CSV, JSON and notebooks
+markup    HTML, EPUB and XML, and the trees of `office`
 office    DOCX, PPTX, ODT, ODP, and spreadsheets
 mail      messages with their parts, and mailboxes
 entries   calendars, contacts, subtitles
@@ -31,7 +31,7 @@ READERS: Mapping[Kind, tuple[str, str]] = {  # module and function
     "log": ("text", "read_text"),
     "csv": ("text", "read_table"),
     "json": ("text", "read_records"),
-    "xml": ("text", "read_xml"),
+    "xml": ("markup", "read_xml"),
     "html": ("markup", "read_html"),
     "pdf": ("pdf", "read_pdf"),
     "docx": ("office", "read_office"),
@@ -53,6 +53,8 @@ def reader(kind: Kind) -> Callable[[bytes, str], ReadText]:
     try:
         return cast(Callable[[bytes, str], ReadText], getattr(import_module(f"{__name__}.{module}"), function))
     except ImportError as error:
+        if kind == "xml":
+            return reader("code")  # as it is
         raise missing_library(error) from None
 
 

@@ -1,5 +1,5 @@
 """HTML to text: headings, lists and tables as Markdown, everything that is not shown left out; EPUB, the chapters in
-reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5); and the values of XML that holds data.
+reading order, each as the HTML that it is (EPUB 3.3, sections 4 and 5); and XML that holds data, as JSON is written.
 
 libxml2 reads it, without network, DTDs or entities of the document's own. Other kinds are made into such a tree and
 written here too. Not handled: style sheets in other files and rules for some media, frames, values of form fields, and
@@ -26,7 +26,7 @@ from paceline.rag.parsing.readers.content import (
     one_line,
     open_archive,
 )
-from paceline.rag.parsing.readers.text import with_named_cells
+from paceline.rag.parsing.readers.text import with_named_cells, written
 
 _HIDDEN = frozenset({
     "annotation", "annotation-xml", "audio", "canvas", "datalist", "defs", "desc", "head", "iframe", "metadata",
@@ -238,13 +238,13 @@ _TAGGED = re.compile(r"</?[a-z][a-z0-9]{0,9}(?:\s[^<>]*+)?/?>")
 _LONGEST_WORD = 200  # characters: longer ones are data in base64, coordinates
 
 
-def xml_values(data: bytes) -> object:
-    """Elements and attributes as named values, those of an object as pairs; a text for a document that is none, for one
-    whose text has elements in it, and for one that is no XML."""
+def read_xml(data: bytes, name: str) -> ReadText:
+    """Elements and attributes as named values; a document whose text has elements in it stays as it is."""
     try:
-        return _value(_parsed(data.lstrip()))
+        value: object = _value(_parsed(data.lstrip()))
     except (etree.XMLSyntaxError, ValueError, RecursionError):
-        return ""
+        value = ""
+    return ReadText(name, written([value]) if isinstance(value, tuple) else decode(data))
 
 
 def _value(element: etree._Element) -> object:

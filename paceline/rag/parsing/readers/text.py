@@ -274,16 +274,6 @@ def read_records(data: bytes, name: str) -> ReadText:
         return ReadText(name, text)
 
 
-def read_xml(data: bytes, name: str) -> ReadText:
-    """XML that holds data is written as JSON is, where lxml is installed; else, and any other, it stays as it is."""
-    try:
-        from paceline.rag.parsing.readers.markup import xml_values
-    except ImportError:
-        return ReadText(name, decode(data))
-    values = xml_values(data)
-    return ReadText(name, written([values]) if isinstance(values, tuple) else decode(data))
-
-
 def written(values: Sequence[object]) -> str:
     """Values with their names, a line for each or for each record; an object is a tuple of its pairs."""
     out = TextBuilder()
