@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -92,17 +92,22 @@ def _word(folder: Path, name: str) -> str:
 
 
 _MILLI: Final = 1e-3
+_REFRESHED_S: Final = 0.1
 
 
 class Nvml:
     """Energy of one of NVIDIA's GPUs, from its own counter (Volta and later): the whole board, idle power and other
-    programs' work included. It is refreshed some ten times a second: right over many steps, not for one.
+    programs' work included. It is refreshed some ten times a second: right over many steps, not for one. So it is not
+    asked more often either, since an answer of the driver may take longer than a step.
 
     Raises MeterUnreadable without the library, its driver, that GPU or its counter, which a part of one (MIG) has not.
     """
 
-    def __init__(self, uuid: str | None = None) -> None:
+    def __init__(self, uuid: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         """uuid: of the GPU, as CUDA tells it, since the two number GPUs differently; None: the first one."""
+        self._clock = clock
+        self._last: Sequence[MeterReading] = ()
+        self._asked = -math.inf
         try:
             self._nvml: Any = importlib.import_module("pynvml")  # which ships no types and need not be installed
         except ImportError:
@@ -119,10 +124,13 @@ class Nvml:
 
     def read(self) -> Sequence[MeterReading]:
         """Joules since the driver was loaded. Raises MeterUnreadable."""
-        try:
-            return [MeterReading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI)]
-        except self._nvml.NVMLError as error:
-            raise MeterUnreadable(f"NVML shows no energy: {error}") from None
+        if (now := self._clock()) - self._asked >= _REFRESHED_S:
+            try:
+                joules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._gpu) * _MILLI
+            except self._nvml.NVMLError as error:
+                raise MeterUnreadable(f"NVML shows no energy: {error}") from None
+            self._last, self._asked = [MeterReading(joules)], now
+        return self._last
 
 
 POWERCAP: Final = Path("/sys/class/powercap")

@@ -140,10 +140,12 @@ def installed(monkeypatch: pytest.MonkeyPatch, library: FakeNvml) -> FakeNvml:
 
 
 def test_a_gpu_is_found_by_the_name_that_cuda_gives_it_and_its_counter_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = installed(monkeypatch, FakeNvml())
-    meter = CounterMeter("nvml", Nvml("11").read)
+    library, now = installed(monkeypatch, FakeNvml()), [0.0]
+    meter = CounterMeter("nvml", Nvml("11", lambda: now[0]).read)
     meter.begin()
     library.millijoules = 3_500
+    assert meter.end(()).joules == 0.0, "the driver is asked no more often than it refreshes the counter"
+    now[0] = 0.2
     assert meter.end(()).joules == pytest.approx(2.5)
     assert Nvml().description == "NVML, NVIDIA H200"
     with pytest.raises(MeterUnreadable, match="Not Found"):
