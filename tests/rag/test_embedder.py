@@ -76,7 +76,9 @@ def test_the_kernel_takes_buffers_of_its_sizes_alone(quantised: MiniLMEmbedder) 
 def test_pairs_of_texts_have_the_outputs_that_the_reader_is_trained_with() -> None:
     weights = installed_weights()
     texts, types = [[101, 2054, 102, 7592, 2088, 102], [101, 102, 2003, 102]], [[0, 0, 0, 1, 1, 1], [0, 0, 1, 1]]
-    trained = train.outputs({name: torch.from_numpy(value.copy()) for name, value in weights.items()}, texts, types)
+    ids, lengths, documents = torch.tensor([texts[0], [*texts[1], 0, 0]]), torch.tensor([6, 4]), torch.tensor([3, 2])
+    named = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+    trained = train.outputs(named, ids, lengths, documents, 0.0).reshape(12, WIDTH)[:10]
     assert np.abs(outputs(weights, texts, types) - trained.numpy()).max() < 1e-5
 
 
