@@ -205,7 +205,7 @@ class ReaderEngine(RowListEngine[int]):
             words |= dict.fromkeys(words_in(asked.document), 1.0) | {"yes": 3.0}
             words |= dict.fromkeys(words_in(best.spans[0][0]), 4.0)
         words |= dict.fromkeys(words_in(asked.message), 2.0)
-        values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts))
+        values = lru_cache(maxsize=_VALUES)(partial(self._values, asked, parts, best.answered))
         form = Form(self._vocabulary, partial(_texts, values), words, _function(asked), alone)
         return AnswerDists(read, wording, form)
 
@@ -220,8 +220,11 @@ class ReaderEngine(RowListEngine[int]):
         part = PartTexts(((tuple(self._tokenizer.encode(text)), 0.99),))
         return AnswerDists((part,), replace(self._wording, stop=()), form)
 
-    def _values(self, asked: ReaderInput, parts: Sequence[str], name: str, is_argument: bool) -> Texts:
-        """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call."""
+    def _values(self, asked: ReaderInput, parts: Sequence[str], answered: float, name: str, is_argument: bool) -> Texts:
+        """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call.
+
+        answered: probability that the document answers the message; of one that does not, a question is told nothing.
+        """
         words = words_of(name)
         read = self._pointer.read(question_for(name, parts), asked.document)
         said: Texts = ()
@@ -234,7 +237,8 @@ class ReaderEngine(RowListEngine[int]):
         share *= 1.0 if is_argument else 1.0 - read.answered
         found = [(text, share * prob) for text, prob in said]
         left = 1.0 - sum(mass for _, mass in found)
-        found += [(of_kind(text, words), left * read.answered * prob) for text, prob in read.spans]
+        left *= read.answered * (answered if "?" in asked.message and not is_argument else 1.0)
+        found += [(of_kind(text, words), left * prob) for text, prob in read.spans]
         return [(text, mass) for text, mass in found if mass > _LEAST]
 
 

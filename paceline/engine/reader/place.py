@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from paceline.core.words import folded
 
-_OTHER_NAME = 4.0  # what it takes off a span's log odds, for each word of another value's name that is asked for
+_OTHER_NAME = 1.0  # what it takes off a span's log odds, for each word of another value's name that is asked for
 _MOST_WORDS = 2  # of a name
-_OTHER_LINE = 9.0  # that another sentence has all words of the question, and this line of a list none
-_OTHER_SENTENCE = 3.0  # likewise of running text, which goes on with what the sentence before is about
-_OTHER_KIND = 9.0  # that a price or a number of things is asked for, and another span is one
+_OTHER_LINE = 2.25  # that another sentence has all words of the question, and this line of a list none
+_OTHER_SENTENCE = 0.75  # likewise of running text, which goes on with what the sentence before is about
+_OTHER_KIND = 2.25  # that a price or a number of things is asked for, and another span is one
 
 _WORD = re.compile(r"\w+")
 _STEM = 5  # letters that tell a word from others
@@ -78,7 +78,6 @@ _PAID = re.compile(_CURRENCY, re.IGNORECASE)
 _OF_MONEY = re.compile(
     rf"(?<![^\W_])(?:{_MONEY}|rates?|total|amount|sum|premium|value)(?![^\W_])|{_CURRENCY}", re.IGNORECASE
 )
-_PRICED = re.compile(rf"(?:{_OF_MONEY.pattern})[^:;.\n]{{0,40}}: ", re.IGNORECASE)  # a value that is named so
 
 
 def words_in(text: str) -> list[str]:
@@ -86,16 +85,10 @@ def words_in(text: str) -> list[str]:
     return [word for word in _WORD.findall(folded(text)) if word not in _COMMON]
 
 
-def shared_words(question: str, document: str) -> float:
-    """Share of the question's words that the document holds, by their first letters; 0 for a question without words.
-
-    The encoder alone takes the nearest thing of the right kind for an answer: a fitter's name for a landlady's.
-    """
-    asked = words_in(question)
-    held = set(map(_stem, _WORD.findall(folded(_JOINED.sub(" ", document)))))
-    if _PRICED.search(document):
-        held.update(_stem(word) for word in asked if _OF_MONEY.search(word))
-    return sum(_stem(word) in held for word in asked) / len(asked) if asked else 0.0
+def shared_words(question: str, text: str) -> float:
+    """Share of the question's words that the text holds, by their first letters; 0 for a question without words."""
+    asked = _stems(question)
+    return len(asked & _stems(text)) / len(asked) if asked else 0.0
 
 
 def _stems(text: str) -> frozenset[str]:
