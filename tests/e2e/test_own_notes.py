@@ -24,7 +24,7 @@ PRIVATE = (
 )
 PUBLIC = (
     "Village shop of Ardley. Open from 8:15 to 17:30, closed on Wednesdays. Stamps cost 85 cents. The post van leaves "
-    "at 16:00. The shop is run by Greta Holm and her daughter."
+    "at 16:00 from the old mill. The shop is run by Greta Holm and her daughter."
 )
 
 
@@ -98,7 +98,7 @@ def test_an_answer_of_a_form_holds_what_was_found_and_ends(pair: Pair, side: Sid
         messages=[{"role": "user", "content": "When does the post van leave?"}],
         response_format=Departure,
     )
-    assert found.choices[0].message.parsed == Departure(time="16:00", place="Ardley")
+    assert found.choices[0].message.parsed == Departure(time="16:00", place="the old mill")
 
 
 @pytest.mark.parametrize("side", ["device", "cloud"])
