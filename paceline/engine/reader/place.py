@@ -48,11 +48,11 @@ _COUNTED = re.compile(
     r"^how\smany\s(.{1,60}?)\s(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|must|should)\s",
     re.IGNORECASE,
 )
-NUMERALS = (
+_NUMERALS = (
     r"one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"
     r"eighteen|nineteen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred|thousand|million|dozen"
 )
-_NUMBER = re.compile(rf"\d|\b(?:{NUMERALS})\b", re.IGNORECASE)
+_NUMBER = re.compile(rf"\d|\b(?:{_NUMERALS})\b", re.IGNORECASE)
 _THINGS = re.compile(r"(?:[ \n]+[\w'-]{1,40}){1,4}")  # behind a number, "14 larch panels"
 _FILE = re.compile(r"[^\n/]{1,100}\.[a-z]{1,6}\n")  # the title of a document without another
 _ITEM = re.compile(r"\s*(?:[-*+\u2022]|\d{1,3}[.)])\s+")
@@ -64,10 +64,10 @@ _MINE = re.compile(r"\b(?:I|me|my|myself|mine)\b")
 _YOURS = re.compile(r"your?\b", re.IGNORECASE)  # as letters and bills name what is mine
 _JOINED = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[_.]")  # words of a name
 _MONEY = r"costs?|charged?|charges|prices?|pay|paid|rent|fees?|fares?|deposit|fine|owe|spent|bill"
-ASKS_MONEY = re.compile(rf"^(?:how\smuch|what)\b.*\b(?:{_MONEY})\b", re.IGNORECASE)
+_ASKS_MONEY = re.compile(rf"^(?:how\smuch|what)\b.*\b(?:{_MONEY})\b", re.IGNORECASE)
 _ASKED = r"ask(?:s|ed|ing)?|wants?|wanted|quotes?|quoted|offers?|offered|bids?|raised?"  # of a sum
 _ASKS_PRICE = re.compile(
-    rf"^how\smuch\s(?:(?:is|are|was|were)\b|(?:do|does|did|will)\b.*\b(?:{_ASKED})\b)|{ASKS_MONEY.pattern}",
+    rf"^how\smuch\s(?:(?:is|are|was|were)\b|(?:do|does|did|will)\b.*\b(?:{_ASKED})\b)|{_ASKS_MONEY.pattern}",
     re.IGNORECASE,
 )
 _CURRENCY = (

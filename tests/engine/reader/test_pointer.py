@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.engine.reader.engine import load_pointer
-from paceline.engine.reader.place import shared_words
+from paceline.engine.reader.place import Places, shared_words
 from paceline.engine.reader.pointer import Pointer, with_line_marks
 from paceline.models import READER
 
@@ -66,6 +66,34 @@ def test_the_reader_takes_the_value_that_is_asked_for(pointer: Pointer) -> None:
     taken = [pointer.read(question, document).spans[0][0] for question, document, _ in ASKED]
     wrong = [(asked[0], found) for asked, found in zip(ASKED, taken, strict=True) if found != asked[2]]
     assert len(wrong) <= 2, wrong
+
+
+@pytest.mark.parametrize(
+    ("question", "document", "fitting", "other"),
+    [
+        ("What is the width of the door?", "Height: 2 m; Width: 1 m", "1 m", "2 m"),
+        ("Who has the red key?", "- red key: Ann\n- blue key: Ben", "Ann", "Ben"),
+        ("How much do I pay?", "Sum: 90 EUR\nAid: 50 EUR\nYour part: 40 EUR", "40 EUR", "90 EUR"),
+        ("Where is the rug?", "Room: hall; Rug: red", "hall", "Room"),
+        ("Who has the rug?", "Ann: the rug; the lamp\nBen: a bed", "Ann", "Ben"),
+        ("How much was the rug?", "Rug, 2 m, 90 EUR", "90", "2"),
+        ("How much was the rug?", "It was 90 EUR, and 9 EUR more.", "90 EUR", "90 EUR, and 9 EUR"),
+        ("How much was the rug?", "item: rug; unit_price: 90; length: 2", "90", "2"),
+    ],
+)
+def test_another_place_costs(question: str, document: str, fitting: str, other: str) -> None:
+    def span(text: str) -> tuple[int, int]:
+        begin = document.index(text)
+        return begin, begin + len(text)
+
+    best, worse = Places(question, document).costs([span(fitting), span(other)])
+    assert best < worse
+
+
+def test_where_no_place_fits_better_none_costs() -> None:
+    assert Places("Who won?", "Ann lost.\nBen won.").costs([(0, 3), (10, 13)])[1] == 0.0
+    assert Places("Why?", "Ann.\nBen.").costs([(0, 3), (5, 8)]) == [0.0, 0.0]
+    assert Places("Why?", "").costs([]) == []
 
 
 def test_what_a_document_does_not_say_is_not_answered(pointer: Pointer) -> None:
