@@ -20,7 +20,7 @@ from paceline.encoder import WIDTH, WORDS, installed_tokenizer, installed_weight
 from paceline.rag.embedder import load_embedder
 
 MIXED: Final = 150_000  # examples of the other sources
-EVERY: Final = 20  # folder is held out
+EVERY: Final = 20  # of so many folders one is held out
 
 
 def main() -> None:

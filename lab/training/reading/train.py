@@ -3,12 +3,12 @@
     python -m lab.training.reading.encode --data DATA --out DIR
     python -m lab.training.reading.train --examples DIR --out RUN --seconds 150
 
-The first makes token ids of all examples, and needs the installed embedder; the second needs torch alone, and takes a
-GPU where there is one. The encoder's word embeddings stay as they are, so that only the rest is stored.
+The first makes token ids of all examples, and needs the installed embedder; the second does not, and takes a GPU where
+there is one. The encoder's word embeddings stay as they are, so that only the rest is stored.
 
 The loss of an example is that of its first and last token, with CLS for none (Devlin et al. 2019, section 4.3). The
-examples of one question also share one normalisation (Clark and Gardner 2018, section 3.3): the odds of all spans of
-all its passages against none add up, since in serving they compete. A student has 0.7 of its teachers' mean
+examples of one question also share one normalisation (Clark and Gardner 2018, section 3.3): the odds of all pairs of
+tokens of all its passages against none add up, since in serving they compete. A student has 0.7 of its teachers' mean
 distributions in place of that part of the loss. The weights kept are a moving average of those of the steps.
 """
 
@@ -124,7 +124,7 @@ def loss_of(scored: Tensor, batch: Batch, taught: Tensor | None = None) -> Tenso
 
 
 def shared_loss(scored: Tensor, batch: Batch) -> Tensor:
-    """(questions,) -log of the share that the right spans, or none, have of all spans' odds against none, and 1."""
+    """(questions,) -log of the share that the right spans, or none, have of the odds of all pairs of tokens, and 1."""
     none = scored[:, :, 0].sum(0)
     spans = scored.clone()
     spans[:, :, 0] = _NEVER
@@ -153,7 +153,7 @@ def _summed(values: Tensor, answers: Tensor) -> Tensor:
 # ---- batches --------------------------------------------------------------------------------------------------------
 def drawn(examples: Encodings, rng: np.random.Generator, *, together: bool) -> Iterator[Ints]:
     """Rows that stay in one batch, again and again in another order. together: of a question one or two that answer and
-    one to `MOST_RIVALS` that do not; else each row alone, of those that answer and those that do not as many."""
+    one to `MOST_RIVALS` that do not; else each row alone, of those that do not answer at most as many as of others."""
     order = np.argsort(examples.groups, kind="stable")
     questions = np.split(order, np.flatnonzero(np.diff(examples.groups[order])) + 1)
     answering, silent = (np.flatnonzero(is_so) for is_so in (examples.counts > 0, examples.counts == 0))
@@ -296,18 +296,23 @@ class Run:
 
     def _ahead(self) -> Iterator[Batch]:
         """Batches, made beside the steps."""
-        plan, made = self._plan, queue.Queue[Batch](maxsize=16)
+        plan, made = self._plan, queue.Queue[Batch | Exception](maxsize=16)
         folders, mixture = (Encodings.load(plan.examples / name) for name in (FOLDERS, MIXTURE))
         sources = ((folders, 1 - plan.mixture, True), (mixture, plan.mixture, False))
         source = stream(sources, np.random.default_rng(plan.seed), plan.tokens, self._device)
 
         def make() -> None:
-            for each in source:
-                made.put(each)
+            try:
+                for each in source:
+                    made.put(each)
+            except Exception as error:  # whatever it is, the steps must not wait for ever
+                made.put(error)
 
         threading.Thread(target=make, daemon=True).start()
         while True:
-            yield made.get()
+            if isinstance(batch := made.get(), Exception):
+                raise batch
+            yield batch
 
     def _tell(self, row: Mapping[str, float]) -> None:
         with (self._plan.out / "curve.jsonl").open("a") as curve:

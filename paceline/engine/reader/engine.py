@@ -62,9 +62,9 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 
 # What the API adds to a system message: the functions that may be called, and the schema of the answer.
-_TOOLS = re.compile(r"# Tools\n.*?<tools>\n(.*?)\n</tools>.*?</tool_call>", re.DOTALL)
+_TOOL_MARKS = ("# Tools\n", "<tools>\n", "\n</tools>", "</tool_call>")  # in this order
 _SCHEMA = re.compile(r"Answer with JSON of this schema[^\n]*:\n[^\n]*")
-_RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
+_RESULT, _RESULT_END = "<tool_response>\n", "\n</tool_response>"
 
 
 class ReaderInput(NamedTuple):
@@ -96,10 +96,10 @@ class PromptReader:
             if role == self._system and text.startswith(PREAMBLE):
                 document = text.removeprefix(PREAMBLE)
             elif role == self._system:
-                if found := _TOOLS.search(text):
-                    tools = _functions(found[1])
-                instructions = _SCHEMA.sub("", _TOOLS.sub("", text)).strip()
-            elif role == self._user and (returned := _RESULT.findall(text)):
+                lines, text = _without_tools(text)
+                tools = _functions(lines) if lines else tools
+                instructions = _SCHEMA.sub("", text).strip()
+            elif role == self._user and (returned := _returned(text)):
                 results = "\n".join(returned)
             elif role == self._user:
                 earlier, message, results = message, text, ""
@@ -117,6 +117,23 @@ class PromptReader:
             elif found and token != self.end:
                 found[-1][1].append(token)
         return found
+
+
+def _without_tools(text: str) -> tuple[str, str]:
+    """The functions, a line each, that a system message has by the API, and the message without them."""
+    ends, at = list[int](), 0
+    for mark in _TOOL_MARKS:
+        if (found := text.find(mark, at)) < 0:
+            return "", text
+        at = found + len(mark)
+        ends.append(at)
+    begin = ends[0] - len(_TOOL_MARKS[0])
+    return text[ends[1] : ends[2] - len(_TOOL_MARKS[2])], text[:begin] + text[at:]
+
+
+def _returned(text: str) -> list[str]:
+    parts = (part.partition(_RESULT_END) for part in text.split(_RESULT)[1:])
+    return [result for result, end, _ in parts if end]
 
 
 def _functions(lines: str) -> tuple[tuple[str, str], ...]:

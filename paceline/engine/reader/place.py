@@ -142,15 +142,14 @@ class Places:
             at = begin + (len(item[0]) if item else 0)
             parts = self._document[at:end].split("; ")
             is_record = len(parts) > 1 and all(map(_NAMED.match, parts[:2]))
+            of_all = _stems(sentence) | above
             for part in parts:
                 name = named[1] if (named := _NAMED.match(part)) else ""
                 words = _stems(name)
                 num_named = min(len(words | above), _MOST_WORDS) if words and words <= self._asked else 0
                 value = at + (named.end() if named else 0)
-                within = part if self._is_share else sentence
-                shared = len(self._asked & (_stems(within) | above)) + (
-                    self._is_mine and _YOURS.match(name) is not None
-                )
+                held = _stems(part) | above if self._is_share else of_all
+                shared = len(self._asked & held) + (self._is_mine and _YOURS.match(name) is not None)
                 yield _Place(at, value, name, num_named, shared, is_line and bool(item or name), is_record)
                 at += len(part) + 2
             begin = end

@@ -112,3 +112,15 @@ def test_what_another_owner_has_had_read_is_read_anew(model: LoadedModel, monkey
         model.engine.release(SeqId(1))
         numbers.append(len(readings))
     assert numbers[:3] == [1, 2, 2], "each owner's is kept for that owner"
+
+
+def test_marks_of_functions_without_end_are_read_in_one_pass() -> None:
+    tokenizer = Tokenizer.load(READER)
+    reader = PromptReader(tokenizer)
+    hostile = "# Tools\n" * 2000 + "<tools>\n" * 2000 + "\n</tools>" * 2000
+    for role, text in (("system", hostile), ("user", "<tool_response>\n" * 5000 + "Who?")):
+        found = reader.read(tokenizer.chat([{"role": role, "content": text}, {"role": "user", "content": "Why?"}]))
+        assert found.tools == () and found.message == "Why?"
+    told = '# Tools\nx\n<tools>\n{"function": {"name": "find"}}\n</tools>\ny</tool_call>\nBe kind.'
+    found = reader.read(tokenizer.chat([{"role": "system", "content": told}, {"role": "user", "content": "Why?"}]))
+    assert found.tools == (("find", ""),) and found.document == "Be kind."

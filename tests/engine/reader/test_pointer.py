@@ -94,6 +94,7 @@ def test_where_no_place_fits_better_none_costs() -> None:
     assert Places("Who won?", "Ann lost.\nBen won.").costs([(0, 3), (10, 13)])[1] == 0.0
     assert Places("Why?", "Ann.\nBen.").costs([(0, 3), (5, 8)]) == [0.0, 0.0]
     assert Places("Why?", "").costs([]) == []
+    assert Places("Who?", "a: b; " * 20_000).costs([(3, 4)]) == [0.0], "each part's sentence is looked at once"
 
 
 def test_what_a_document_does_not_say_is_not_answered(pointer: Pointer) -> None:
