@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from paceline.encoder import CLS, SEP
-from paceline.engine.reader.pointer import with_line_marks
+from paceline.engine.reader.pointer import MAX_INPUT, MAX_QUESTION, with_line_marks
 
-MAX_QUESTION: Final = 64  # tokens
-MAX_INPUT: Final = 256  # of question, document and three special tokens
 Span = tuple[int, int]
 Ints = NDArray[np.int64]
 _MARKS: Final = " \t\n.,;:!?()[]\"'"

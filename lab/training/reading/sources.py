@@ -16,7 +16,7 @@ from lab.training.reading.notes import notes_example, rivals_example
 from lab.training.reading.topics import topic_example
 from lab.training.texts import phrases
 from lab.training.texts.corpus import ask, ask_two, draw_facts, missing_fact, write_document
-from lab.training.texts.names import Split, split_of
+from lab.training.texts.names import split_of
 from lab.training.texts.squad import crop, records
 
 Draw = Callable[[random.Random], Example]
@@ -28,12 +28,12 @@ _WITHOUT: Final = 0.08  # share of questions whose document lacks the sentence w
 _TWO: Final = 0.12  # share of questions that ask for a second thing, which the document may not hold
 
 
-def squad(data: Path, split: Split) -> list[Example]:
+def squad(data: Path) -> list[Example]:
     """Its questions with whole paragraphs, those without an answer as well."""
     texts = {each["pid"]: str(each["text"]) for each in records(data / "squad" / "paragraphs.jsonl.gz")}
     found = []
     for each in records(data / "squad" / "questions.jsonl.gz"):
-        if split_of(each["title"]) != split:
+        if split_of(each["title"]) != "train":
             continue
         question, text = str(each["question"]).strip(), texts[each["pid"]]
         if each["answers"]:
@@ -128,27 +128,27 @@ def real(rng: random.Random, examples: list[Example]) -> Example:
     return example
 
 
-def generated(rng: random.Random, split: Split = "train") -> Example:
+def generated(rng: random.Random) -> Example:
     """A question of the causal pair's corpus: for a fact, for two, for one that the document lacks, or off topic."""
-    facts = draw_facts(rng, split, rng.randint(1, 8))
-    document = write_document(rng, split, facts, 0.6 * rng.random())
+    facts = draw_facts(rng, "train", rng.randint(1, 8))
+    document = write_document(rng, "train", facts, 0.6 * rng.random())
     shape = rng.random()
     if shape < 0.6 or len(facts) < 2:
         fact = rng.choice(facts)
         return Example(ask(rng, fact), document, occurrences(document, fact.value))
     if shape < 0.8:
-        stated, lacking = rng.choice(facts), missing_fact(rng, split, facts)
+        stated, lacking = rng.choice(facts), missing_fact(rng, "train", facts)
         pair = [stated, lacking]
         rng.shuffle(pair)
         return Example(ask_two(rng, *pair), document, occurrences(document, stated.value))
     if shape < 0.97:
-        return Example(ask(rng, missing_fact(rng, split, facts)), document, ())
+        return Example(ask(rng, missing_fact(rng, "train", facts)), document, ())
     return Example(phrases.outside_question(rng), document, ())
 
 
 def mixture(data: Path) -> Iterator[tuple[float, Draw]]:
     """The sources of training with their shares."""
-    everything = squad(data, "train")
+    everything = squad(data)
     answered = [each for each in everything if each.spans]
     hops, open_questions = multi_hop(data), natural_questions(data)
     prose = texts(data)
