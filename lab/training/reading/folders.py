@@ -97,7 +97,7 @@ def _line(document: str, span: Span) -> str:
     return document[document.rfind("\n", 0, span[0]) + 1 : end if end >= 0 else len(document)]
 
 
-def varied(rng: random.Random, examples: Sequence[Example], parts: int = 2) -> Iterator[Example]:
+def varied(rng: random.Random, examples: Sequence[Example], parts: int) -> Iterator[Example]:
     """The examples; of each that answers, parts of its passage around the answer, and the passage without the sentences
     or lines that answer."""
     for example in examples:

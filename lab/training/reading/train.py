@@ -198,8 +198,8 @@ def _packed(pool: list[Ints], lengths: Ints, tokens: int) -> Iterator[Ints]:
 
 # ---- the run --------------------------------------------------------------------------------------------------------
 def share_right(weights: Mapping[str, Tensor], examples: Encodings, device: torch.device) -> dict[str, float]:
-    """Of the questions that a passage answers: the best span of all passages is right, and overlaps a right one. Of
-    pairs of a passage that answers and one that does not: the first one's best span has more odds against none."""
+    """Shares of questions that a passage answers whose best span of all passages is right, and overlaps a right one; and
+    of pairs of a passage that answers and one that does not whose first has the better best span."""
     best: dict[int, list[tuple[float, bool, bool, bool]]] = {}
     starts = np.cumsum(examples.counts) - examples.counts
     for rows in np.array_split(np.argsort(examples.lengths), max(1, len(examples) // 128)):

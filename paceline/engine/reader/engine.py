@@ -238,9 +238,9 @@ class ReaderEngine(RowListEngine[int]):
         return AnswerDists((part,), replace(self._wording, stop=()), form)
 
     def _values(self, asked: ReaderInput, parts: Sequence[str], answered: float, name: str, is_argument: bool) -> Texts:
-        """What may be the value of a property of this name, of an answer in JSON or of the arguments of a call.
+        """Texts that a property of this name may have as its value, in an answer in JSON or in the arguments of a call.
 
-        answered: probability that the document answers the message; of one that does not, a question is told nothing.
+        answered: probability that the document answers the message, by which its own texts count where that asks.
         """
         words = words_of(name)
         read = self._pointer.read(question_for(name, parts), asked.document)

@@ -1,4 +1,4 @@
-"""What the reader points at: spans that cut nothing, and beside others of its kind the value that is asked for."""
+"""Spans of the reader: they cut nothing, and beside others of its kind the value that is asked for comes first."""
 
 from __future__ import annotations
 
