@@ -198,8 +198,8 @@ def _packed(pool: list[Ints], lengths: Ints, tokens: int) -> Iterator[Ints]:
 
 # ---- the run --------------------------------------------------------------------------------------------------------
 def share_right(weights: Mapping[str, Tensor], examples: Encodings, device: torch.device) -> dict[str, float]:
-    """Shares of questions that a passage answers whose best span of all passages is right, and overlaps a right one; and
-    of pairs of a passage that answers and one that does not whose first has the better best span."""
+    """Shares of questions that a passage answers whose best span of all passages is right, or overlaps a right one; of
+    pairs of a passage that answers and one that does not, those whose first has the better best span."""
     best: dict[int, list[tuple[float, bool, bool, bool]]] = {}
     starts = np.cumsum(examples.counts) - examples.counts
     for rows in np.array_split(np.argsort(examples.lengths), max(1, len(examples) // 128)):
