@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 import msgspec
 
 from paceline.core.aggregation.weights import BranchMixture
-from paceline.core.batching.segment import UNKNOWN, Segment, SeqId, StepSize
+from paceline.core.batching.segment import UNKNOWN, GoesOn, Segment, SeqId, StepSize
 from paceline.core.clock import PeerRecord
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.drafting.lookup_table import LookupTable, TextMemory
@@ -200,7 +200,7 @@ class Forward(msgspec.Struct, frozen=True):
     others: tuple[Segment, ...] = ()  # further branches with the same wanted rows; `segment` is the first one's
     mixture: BranchMixture | None = None  # of these branches, from which the rows are sampled
     path_only: bool = False  # rows of a tree to which no sampled token leads may be answered with `NOT_SAMPLED`
-    goes_on: bool = False  # the next forward is of the sampled token alone, as long as the answer is not over
+    goes_on: GoesOn | None = None  # None: it is not known what follows
 
 
 class Prune(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from paceline.core.batching.segment import StepSize
+from paceline.core.batching.segment import GoesOn, StepSize
 from paceline.strategies.base import (
     Branch,
     Cancelled,
@@ -55,7 +55,7 @@ class Solo:
             lazy=True,
             keep_plain=config.output.needs_dists,
             samples=config.takes_tokens,
-            goes_on=not self.drafts,
+            goes_on=None if self.drafts else GoesOn(config.output.max_tokens, config.output.eos_ids),
             several=several,
         )
         self._decoder.num_top = 0 if self.drafts else config.output.num_top

@@ -72,6 +72,14 @@ class Segment(msgspec.Struct, frozen=True):
         return tuple(range(max(0, n - count), n))
 
 
+class GoesOn(msgspec.Struct, frozen=True):
+    """Says of a forward that one of the sampled token alone follows, which an engine may begin unasked: unless the
+    token is one of `ends`, or its output position the last below `length`."""
+
+    length: int
+    ends: frozenset[int]
+
+
 class StepSize(NamedTuple):
     """Size of one forward pass, over all requests; zeros: unknown."""
 

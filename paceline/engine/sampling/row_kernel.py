@@ -34,6 +34,7 @@ _ROWS_A_THREAD: Final = 4  # fewer are not worth another thread
 
 MARGIN: Final = 1e-4  # nats between scores: far more than float32's rounding of logits and softmax
 ROUNDING: Final = 1e-6  # nats: that rounding itself, which a temperature below 1 magnifies
+_FAR: Final = 600.0  # nats below the best score of all: allowed ids beyond have a probability of 0, or nearly
 
 
 def margins(rows: Sequence[RowSampling]) -> NDArray[np.float64]:
@@ -171,8 +172,15 @@ def _sampled(request: SampleRequest) -> tuple[SampledRow, ...]:
 
 
 def _sampled_row(scores: NDArray[np.float32], row: RowSampling) -> SampledRow:
-    if is_plain(row) and kernel() is not None:
-        (token,), (top,) = sample_rows(scores[None, : row.vocab_size], [row])
+    own, plain = scores[: row.vocab_size], row
+    if row.allowed is not None and not row.num_top and kernel() is not None:  # heads are of all ids
+        plain = msgspec.structs.replace(row, allowed=None)
+        allowed = np.where(row.allowed[: row.vocab_size], own, -np.inf)
+        if allowed.max() < own.max() - _FAR:  # the reference knows them as equals
+            plain = row
+        own = allowed
+    if is_plain(plain) and kernel() is not None:
+        (token,), (top,) = sample_rows(own[None], [plain])
         if token is not None:
             return SampledRow(token, top)
     return sample_row(_dist(scores), row)

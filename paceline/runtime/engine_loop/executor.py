@@ -15,7 +15,7 @@ from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, Schedu
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.energy import StepMeter
 from paceline.core.fair import Turns
-from paceline.core.sampling.sampler import RowSampling, RowTree
+from paceline.core.sampling.sampler import RowSampling, RowTree, SampledRow
 from paceline.engine.base import (
     AsyncEngine,
     BatchRunner,
@@ -185,6 +185,7 @@ class InFlight:
 
     def __init__(self, runner: BatchRunner) -> None:
         self._runner = runner
+        self._sampler = runner if isinstance(runner, SamplesAhead) else None
         self._steps: deque[Step] = deque()
 
     def __bool__(self) -> bool:
@@ -212,8 +213,8 @@ class InFlight:
         that the engine refuses."""
         ticket = self._runner.submit(Batch(tuple(chunk.segment for chunk in chunks)))
         self._steps.append(Step(ticket, chunks))
-        if isinstance(self._runner, SamplesAhead):
-            self._runner.sample_ahead(ticket, [rows_of(chunk) for chunk in chunks])
+        if self._sampler is not None:
+            self._sampler.sample_ahead(ticket, [rows_of(chunk) for chunk in chunks])
 
     def pop(self) -> Step:
         return self._steps.popleft()
@@ -258,6 +259,9 @@ class StepExecutor:
 
     A segment the engine refuses fails alone; an engine fault fails the segments of its step only. An engine that is
     lost fails everything, what is submitted later included.
+
+    Where `arrivals` is set, plain answers go on unasked (`GoesOn`): the forward of a token begins once it is sampled,
+    and its reader asks for it while it runs. Whatever else is asked of the sequence undoes it.
     """
 
     def __init__(
@@ -280,6 +284,11 @@ class StepExecutor:
         self._prefixes = self._memory.prefixes
         self.lost: EngineLost | None = None
         self._refused: list[Answer] = []  # of requests submitted since then
+        self.arrivals: Callable[[], None] | None = None  # submits what has come during a forward
+        self.goes_on = False  # what the answers of the last `run` ask for is begun already, all of it
+        self._unasked: dict[SeqId, int] = {}  # keys of forwards that nobody has asked for yet
+        self._asked_late: list[int] = []  # of those that had run before
+        self._stepped, self._num_gone_on = False, 0  # the last `run` was a forward; answers of it that go on
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
@@ -317,7 +326,7 @@ class StepExecutor:
         """Record the time of the last `run`, s, with what its answers have cost until they could be continued. By it
         chunks of prompts beside answers are limited, and one owner's rows beside others'. Ignored with several batches
         under way, whose times overlap."""
-        if self.depth == 1 and not self._in_flight:
+        if self.depth == 1 and not self._in_flight and self._stepped:
             self._scheduler.took(seconds)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
@@ -326,12 +335,10 @@ class StepExecutor:
                 self._refused.append(item.answer)
             return
         if isinstance(item, ForwardRequest):
-            self._next_key += 1
-            self._requests[self._next_key] = item
-            self._parts[self._next_key] = []
-            self._prefixes.add(self._next_key, item)
-            self._scheduler.add(self._next_key, item.segment, group=item.group)
+            if not self._has_begun(item):
+                self._prefixes.add(self._add(item), item)
             return
+        self._undo(item.seq)
         last = self._scheduler.last(item.seq)
         if last is not None and (item.from_row is None or (item.from_row > 0 and self._has_waiting(item.seq))):
             self._after.setdefault(last, []).append(item)
@@ -342,9 +349,58 @@ class StepExecutor:
             for key in self._in_flight.keys(item.seq, item.from_row):
                 if key in self._requests:
                     self._forget(key)
+            for key in [each for each in self._asked_late if self._requests[each].segment.seq == item.seq]:
+                if self._requests[key].segment.start >= item.from_row:
+                    self._forget(key)
             if self._scheduler.stop_restoring(item.seq):
                 self._memory.preempt([item.seq])
         self._apply(item)
+
+    def _add(self, request: ForwardRequest) -> int:
+        self._next_key += 1
+        self._requests[self._next_key] = request
+        self._parts[self._next_key] = []
+        self._scheduler.add(self._next_key, request.segment, group=request.group)
+        return self._next_key
+
+    def _go_on(self, request: ForwardRequest, rows: Rows | EngineError) -> bool:
+        """Begin what a plain answer goes on with. False if that is not known, or nothing."""
+        segment, goes_on = request.segment, request.goes_on
+        if goes_on is None or request.sampling is None or isinstance(rows, EngineError) or segment.parents is not None:
+            return False
+        row, start = rows[-1], segment.start + len(segment.tokens)
+        assert isinstance(row, SampledRow)
+        if row.token in goes_on.ends or request.sampling[-1].position + 1 >= goes_on.length:
+            return False
+        if start >= self.engine.info.max_positions or self._scheduler.last(segment.seq) is not None:
+            return False
+        next_one = Segment(segment.seq, start, (row.token,))
+        self._unasked[segment.seq] = self._add(ForwardRequest(next_one, _unheard, group=request.group))
+        return True
+
+    def _has_begun(self, request: ForwardRequest) -> bool:
+        """Take over the forward that was begun unasked, if it is this one."""
+        key = self._unasked.get(request.segment.seq)
+        if key is None:
+            return False
+        begun = self._requests[key]
+        if begun.segment != request.segment or request.join is not None:
+            self._undo(request.segment.seq)
+            return False
+        del self._unasked[request.segment.seq]
+        request.energy = begun.energy
+        self._requests[key] = request
+        if self._parts[key]:
+            self._asked_late.append(key)
+        return True
+
+    def _undo(self, seq: SeqId) -> None:
+        """Drop what was begun unasked, with its row."""
+        if (key := self._unasked.pop(seq, None)) is None:
+            return
+        self.submit(SequenceOp.truncate(seq, self._requests[key].segment.start))
+        if key in self._requests:  # it has run
+            self._forget(key)
 
     def _has_waiting(self, seq: SeqId) -> bool:
         """True if a prune waits for a segment of this sequence; later row numbers then count the rows after it."""
@@ -361,6 +417,8 @@ class StepExecutor:
         until memory is released or `tick`, or the engine has enough to do."""
         if self.lost is not None:
             return _NOTHING if self._refused else None
+        if self._asked_late:
+            return _NOTHING  # they are answered before the next step
         scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
         if self._meter is not None and scheduled is not None and not self._in_flight:
             self._meter.begin()
@@ -375,10 +433,16 @@ class StepExecutor:
             (self._forget(key).answer, EngineError("the request does not fit in the engine's memory"))
             for key in scheduled.rejected
         ]
+        self._num_gone_on, self._stepped = 0, bool(scheduled.segments)
         if scheduled.segments:
             answers += self._begin(scheduled.segments)
+        if self._unasked and self.arrivals is not None and self._in_flight.is_ready:
+            self.arrivals()
         while self._in_flight.is_ready:
             answers += self._finish()
+        if self._asked_late:
+            answers += self._answered([done for key in self._asked_late.copy() for done in self._done(key)])
+        self.goes_on = 0 < len(answers) == self._num_gone_on
         return answers
 
     def export_prefixes(self) -> None:
@@ -426,8 +490,7 @@ class StepExecutor:
         self.steps += 1
         self.rows += num_rows
         self.last = StepSize(num_rows, len(step.chunks))
-        done: list[Done] = []
-        owners: list[str] = []  # likewise
+        done: list[tuple[ForwardRequest, Done]] = []
         computed: list[tuple[ForwardRequest, int]] = []  # with the rows of the step that were theirs
         scored = output.scored or (None,) * len(step.chunks)
         for chunk, logits, rows in zip(step.chunks, output.logits, scored, strict=True):
@@ -437,18 +500,29 @@ class StepExecutor:
             computed.append((request, len(chunk.segment.tokens)))
             if logits:
                 self._parts[chunk.key].append(logits)
-            if chunk.final:
+            if chunk.final and self._unasked.get(chunk.segment.seq) != chunk.key:
                 request.scored = rows
-                complete = done_of(request, tuple(self._parts[chunk.key]))
-                done += complete
-                owners += ["" if request.group is None else request.group.owner] * len(complete)
-                self._forget(chunk.key)
-        done = Turns().order(list(zip(owners, done, strict=True)))
-        answers = answers_of(self.engine, done)  # before the meter is read: a GPU computes until its tokens are
+                done += self._done(chunk.key)
+        answers = self._answered(done)  # before the meter is read: a GPU computes until its tokens are
         if self._meter is not None:
             energy = self._meter.end([chunk.segment for chunk in step.chunks])
             for request, own_rows in computed:
                 request.energy = request.energy.plus(energy.share(own_rows, num_rows))
+        return answers
+
+    def _done(self, key: int) -> list[tuple[ForwardRequest, Done]]:
+        parts = tuple(self._parts[key])
+        request = self._forget(key)
+        return [(request, done) for done in done_of(request, parts)]
+
+    def _answered(self, done: Sequence[tuple[ForwardRequest, Done]]) -> Answers:
+        """The answers to requests that have run, of whose owners each has its turn; those that go on are continued."""
+        owners = ["" if request.group is None else request.group.owner for request, _ in done]
+        in_turn = Turns().order(list(zip(owners, done, strict=True)))
+        answers = answers_of(self.engine, [each for _, each in in_turn])
+        for (request, _), (_, rows) in zip(in_turn, answers, strict=True):
+            if self.arrivals is not None and self.depth == 1:
+                self._num_gone_on += self._go_on(request, rows)
         return answers
 
     def check(self) -> None:
@@ -475,7 +549,16 @@ class StepExecutor:
         del self._parts[key]
         self._prefixes.forget(key)
         self._after.pop(key, None)
-        return self._requests.pop(key)
+        request = self._requests.pop(key)
+        if self._unasked.get(request.segment.seq) == key:
+            del self._unasked[request.segment.seq]
+        if key in self._asked_late:
+            self._asked_late.remove(key)
+        return request
+
+
+def _unheard(rows: Rows | EngineError) -> None:
+    """The answer to what nobody has asked for."""
 
 
 def _rows_per_step(limits: StepLimits, depth: int) -> int:

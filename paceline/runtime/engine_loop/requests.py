@@ -10,7 +10,7 @@ from paceline.core.aggregation.weights import BranchMixture
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.pending import Group
 from paceline.core.batching.scheduler import ScheduledSegment
-from paceline.core.batching.segment import Batch, Segment, SeqId
+from paceline.core.batching.segment import Batch, GoesOn, Segment, SeqId
 from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow
@@ -304,7 +304,7 @@ class ForwardRequest:
     group: Group | None = None  # sequences of one answer, released together
     sampling: tuple[RowSampling, ...] | None = None  # of each wanted row, whose token is the answer; None: its `Dist`
     path_only: bool = False  # of a tree whose rows are all wanted: see `SampleRequest.tree`
-    goes_on: bool = False  # see `Forward`
+    goes_on: GoesOn | None = None  # see `Forward`
     certainty: Certainty = field(default_factory=Certainty)  # of its answer, shared by all forwards of one
     salt: str | None = None  # owner within which the KV of a prompt is shared; None: it is not
     join: BranchJoin | None = None  # with the forwards of other branches, in place of `sampling`

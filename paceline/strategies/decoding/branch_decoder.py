@@ -30,7 +30,7 @@ from paceline.core.aggregation.weights import (
     rescored_log_weight,
     row_log_weights,
 )
-from paceline.core.batching.segment import ROOT, LogitsMode, Segment, SeqId
+from paceline.core.batching.segment import ROOT, GoesOn, LogitsMode, Segment, SeqId
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS
 from paceline.core.sampling.dist import Dist, IdArray
 from paceline.core.sampling.sampler import (
@@ -322,7 +322,7 @@ class BranchDecoder:
         keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
-        goes_on: bool = False,
+        goes_on: GoesOn | None = None,
         several: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes

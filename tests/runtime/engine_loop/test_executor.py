@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
 from paceline.core.batching.pending import Group
-from paceline.core.batching.segment import ROOT, Batch, Segment, SeqId
+from paceline.core.batching.segment import ROOT, Batch, GoesOn, Segment, SeqId
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow, SamplingParams
 from paceline.engine.base import DenseLogits, Output, SampleRequest
@@ -411,3 +412,116 @@ def test_a_refusal_of_rows_to_compute_again_fails_what_waits_for_them() -> None:
     steps.submit(SequenceOp.release(SeqId(2)))
     assert engine.free_rows() == len(PROMPT) + 8
     steps.check()
+
+
+# ---- plain answers go on unasked ------------------------------------------------------------------------------------
+class Readers:
+    """Of each sequence one, who asks for tokens as drawn by its number: of most the one sampled before, now and then
+    something else. `slowness`: chance that an answer is not read during a forward."""
+
+    def __init__(self, steps: StepExecutor, seed: int, slowness: float, *, unasked: bool) -> None:
+        self.steps, self.slowness, self.rng = steps, slowness, Random(seed)
+        self.drawn = {seq: Random(1000 * seed + seq) for seq in range(1, 6)}
+        self.rows = dict.fromkeys(self.drawn, 0)  # committed ones
+        self.read: dict[int, list[list[int]]] = {seq: [] for seq in self.drawn}
+        self.waiting: list[tuple[int, Rows | EngineError]] = []
+        if unasked:
+            steps.arrivals = lambda: self.deliver(slowness)
+
+    def ask(self, seq: int, tokens: tuple[int, ...], ids: tuple[int, int] | None = None) -> None:
+        """ids: of a tree of two, the second below the first; None: a chain."""
+        vocab, start = self.steps.engine.info.vocab_size, self.rows[seq]
+        parents, count = (None, 1) if ids is None else ((ROOT, ids[0]), len(tokens))
+        noise = SamplingParams(temperature=1.0, seed=seq)
+        sampling = tuple(RowSampling(noise, start + row, vocab) for row in range(count))
+        segment = Segment(SeqId(seq), start, tokens, parents, "last" if ids is None else "all", ids)
+        request = ForwardRequest(segment, lambda rows: self.waiting.append((seq, rows)), sampling=sampling)
+        request.goes_on = GoesOn(60, frozenset({3}))
+        self.rows[seq] += len(tokens) if ids is None else 1
+        self.steps.submit(request)
+
+    def deliver(self, slowness: float = 0.0) -> None:
+        """In any order of the sequences, as a loop with other work would."""
+        answers, self.waiting = self.waiting, []
+        for seq, rows in answers:
+            if self.rng.random() < slowness:
+                self.waiting.append((seq, rows))
+            else:
+                self._take(seq, rows)
+
+    def _take(self, seq: int, rows: Rows | EngineError) -> None:
+        assert not isinstance(rows, EngineError), rows
+        self.read[seq].append([row.token for row in rows if isinstance(row, SampledRow)])
+        drawn, token = self.drawn[seq], self.read[seq][-1][0]
+        if len(self.read[seq]) == 40:
+            self.steps.submit(SequenceOp.release(SeqId(seq)))
+            return
+        match drawn.choices(("same", "another", "shorter", "back", "tree", "anew"), (12, 1, 1, 1, 1, 1))[0]:
+            case "same":
+                self.ask(seq, (token,))
+            case "another":
+                self.ask(seq, ((token + 1) % 256,))
+            case "shorter":
+                self.rows[seq] = max(1, self.rows[seq] - drawn.randrange(3))
+                self.steps.submit(SequenceOp.truncate(SeqId(seq), self.rows[seq]))
+                self.ask(seq, (token,))
+            case "back":
+                self.ask(seq, (token,))
+                self.rows[seq] -= 1
+                self.steps.submit(SequenceOp.truncate(SeqId(seq), self.rows[seq]))
+                self.ask(seq, ((token + 2) % 256,))
+            case "tree":
+                ids = 2 * len(self.read[seq]), 2 * len(self.read[seq]) + 1
+                self.ask(seq, (token, 65), ids)
+                self.steps.submit(SequenceOp.prune(SeqId(seq), ids[:1]))
+            case "anew":
+                self.steps.submit(SequenceOp.release(SeqId(seq)))
+                self.rows[seq] = 0
+                self.ask(seq, (*PROMPT[: drawn.randrange(1, 9)], token))
+
+    def run(self) -> dict[int, list[list[int]]]:
+        for seq in self.drawn:
+            self.ask(seq, PROMPT[:seq])
+        while True:
+            scheduled = self.steps.next()
+            for answer, rows in () if scheduled is None else self.steps.run(scheduled):
+                answer(rows)
+            self.steps.check()
+            if scheduled is None and not self.waiting:
+                return self.read
+            self.deliver(0.0 if scheduled is None else self.slowness)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("capacity", [None, 90])
+def test_answers_that_go_on_unasked_are_those_that_were_asked_for(seed: int, capacity: int | None) -> None:
+    asked = Readers(StepExecutor(FakeEngine()), seed, 0.0, unasked=False).run()
+    steps = StepExecutor(FakeEngine(capacity_rows=capacity))
+    assert Readers(steps, seed, (0.0, 0.3, 0.8)[seed % 3], unasked=True).run() == asked
+    assert steps.idle and not any(steps.engine.length(SeqId(seq)) for seq in asked)
+
+
+def test_a_plain_answer_is_computed_ahead_of_its_reader_until_it_ends() -> None:
+    steps, sampled = StepExecutor(FakeEngine()), list[int]()
+    steps.arrivals = lambda: None
+    vocab = steps.engine.info.vocab_size
+
+    def ask(start: int, tokens: tuple[int, ...]) -> None:
+        sampling = (RowSampling(SamplingParams(temperature=0.0), len(sampled), vocab),)
+        request = ForwardRequest(Segment(SeqId(1), start, tokens), answered, sampling=sampling)
+        request.goes_on = GoesOn(4, frozenset())
+        steps.submit(request)
+
+    def answered(rows: Rows | EngineError) -> None:
+        assert not isinstance(rows, EngineError) and isinstance(rows[0], SampledRow)
+        sampled.append(rows[0].token)
+
+    ask(0, PROMPT)
+    run_all(steps)
+    for position in range(3):
+        assert len(sampled) == position + 1 and steps.engine.length(SeqId(1)) == len(PROMPT) + position + 1
+        before = steps.steps
+        ask(len(PROMPT) + position, (sampled[-1],))
+        assert steps.steps == before
+        run_all(steps)
+    assert len(sampled) == 4 and steps.engine.length(SeqId(1)) == len(PROMPT) + 3, "nothing follows the last token"
