@@ -36,6 +36,7 @@ class LookupTree(DraftingSolo):
 
     def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
         targets, rows = self._config.seat.targets, self._tables.begin(branches)
+        self._decoder.goes_on = self._plain if self._tables.budget.resting else None
         effects = self._decoder.start(branches, targets, self._tree.head, max_new_tokens, num_prompt_dists=rows)
         if not self._tables.budget.resting:
             effects += self._drafter.begin(branches, max_new_tokens)
@@ -62,6 +63,7 @@ class LookupTree(DraftingSolo):
                 return []
             drafts = tables.take(drafted)
         nodes = self._admitted([self._tree.head, *drafts])
+        self._decoder.goes_on = self._plain if tables.budget.resting and len(nodes) == 1 else None
         tables.sent(nodes[1:], self._now - self._answered)
         return nodes
 

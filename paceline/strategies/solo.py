@@ -55,9 +55,10 @@ class Solo:
             lazy=True,
             keep_plain=config.output.needs_dists,
             samples=config.takes_tokens,
-            goes_on=None if self.drafts else GoesOn(config.output.max_tokens, config.output.eos_ids),
             several=several,
         )
+        self._plain = GoesOn(config.output.max_tokens, config.output.eos_ids)
+        self._decoder.goes_on = None if self.drafts else self._plain
         self._decoder.num_top = 0 if self.drafts else config.output.num_top
         self._max_under_way = 1
         self._step_size = StepSize()

@@ -322,7 +322,6 @@ class BranchDecoder:
         keep_plain: bool = False,
         samples: bool = False,
         heads: bool = False,
-        goes_on: GoesOn | None = None,
         several: bool = False,
     ) -> None:
         """rescoring: scores of documents follow the text. lazy: few rows are used: distributions are made of the nodes
@@ -330,7 +329,7 @@ class BranchDecoder:
         the plain mixture's head (`raw_head`). keep_plain: the whole of it, of rows that come as distributions
         (`plain`). samples: the engine mixes the branches and samples each row's token (`sampled`); without a prefix
         only. heads: with `samples`, nodes get the rows' heads, and their distributions are read on demand; `sample` is
-        not called. goes_on: see `Forward`. several: forwards are under way at once. A row then stays open until its
+        not called. several: forwards are under way at once. A row then stays open until its
         node has been passed, and what is under way may be pruned; the engine samples for a single branch alone, because
         what documents weigh follows from rows that are still under way.
         """
@@ -341,9 +340,10 @@ class BranchDecoder:
         self.rows = 0  # in them, of one branch
         self.dropped = 0  # of these: rows that a prune dropped before they were scored
         self.timed: tuple[int, float] | None = None  # rows and seconds of the last forward that was no prefill
+        self.goes_on: GoesOn | None = None  # of the next forwards, see `Forward`
         self.num_top = NUM_SUCCESSORS if keep_heads else 0  # ids of the head of each row that is sampled from now on
         self.mixer = BranchMixer(output, rescoring=rescoring, keep_heads=keep_heads, keep_plain=keep_plain)
-        self._samples, self._heads, self._goes_on, self._several = samples, heads, goes_on, several
+        self._samples, self._heads, self._several = samples, heads, several
         self._sampling, self._vocab_size = output.sampling, output.vocab_size
         self._lazy = lazy
         self._branches: tuple[Branch, ...] = ()
@@ -571,7 +571,7 @@ class BranchDecoder:
             in_order = self._lazy and not self._several and nodes[0].alive  # a walk begins at the first row
             path_only = in_order and segments[0].parents is not None and not self.num_top
             others, rows = tuple(segments[1:]), (*heads, *sampling)
-            return [Forward(self._ticket, segments[0], rows, others, mixture, path_only, self._goes_on)]
+            return [Forward(self._ticket, segments[0], rows, others, mixture, path_only, self.goes_on)]
         effects: list[Effect] = []
         batch.missing = len(segments)
         for segment in segments:
