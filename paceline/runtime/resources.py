@@ -279,7 +279,7 @@ class Resources:
         engine = self.model_engine
         if isinstance(engine, RemoteModel):  # timed when it was opened
             return () if engine.abilities.decode_s is None else ((1, engine.abilities.decode_s),)
-        return await forward_times(self.worker)
+        return await forward_times(self.worker, self.vocab_size)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._mask_threads.stop)

@@ -16,6 +16,7 @@ from typing import Final
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import Segment
+from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import ModelInfo, Rotates, Sequences, ServedModel
 from paceline.errors import EngineError, PacelineError
 from paceline.rag.document_kv import DocumentKvStore, KvKey
@@ -241,31 +242,36 @@ _calibration_log = logging.getLogger("paceline.engine")
 PREFIX: Final = 16  # rows before the timed ones
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
 REPEATS: Final = 3  # forwards per row count; the first is a warm-up and not reported
-MAX_S: Final = 0.5  # after which no further row count is timed: nobody waits long for the start of a slow engine
+MAX_S: Final = 0.5  # no row count is timed that would end later: nobody waits long for the start of a slow engine
 _TOKEN: Final = 1
 
 Timed = tuple[int, float]
 
 
-async def forward_times(worker: Worker) -> list[Timed]:
-    """Measure (rows, seconds) of forwards of one sequence at the start, in order of rows, so that the draft budget is
-    known from the first step of the first answer; fewer on a slow engine, none on an EngineError. Live measurements
-    replace them gradually (`core.drafting.budget.OnlineStats`). Runs on the loop of the worker, which should be idle.
+async def forward_times(worker: Worker, vocab_size: int) -> list[Timed]:
+    """Measure (rows, seconds) of sampled forwards of one sequence at the start, in order of rows, so that the draft
+    budget is known from the first step of the first answer; fewer on a slow engine, none on an EngineError. Live
+    measurements replace them gradually (`core.drafting.budget.OnlineStats`). Runs on the loop of the worker, which
+    should be idle.
     """
     loop = asyncio.get_running_loop()
     seq = worker.allocate()
     times: list[Timed] = []
-    started = loop.time()
+    greedy = RowSampling(SamplingParams(temperature=0.0), 0, vocab_size)
+    began = loop.time()
     try:
         await worker.compute(Segment(seq, 0, (_TOKEN,) * PREFIX))
         for rows in ROWS:
+            before = loop.time()
             for repeat in range(REPEATS):
                 submitted = loop.time()
-                await worker.compute(Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all"))
+                segment = Segment(seq, PREFIX, (_TOKEN,) * rows, logits="all")
+                await worker.rows(segment, sampling=(greedy,) * rows)
                 if repeat:
                     times.append((rows, loop.time() - submitted))
                 worker.submit(SequenceOp.truncate(seq, PREFIX))
-            if loop.time() - started > MAX_S:
+            ended = loop.time()
+            if ended - began + 2 * (ended - before) > MAX_S:  # of twice the rows
                 break
     except EngineError as error:
         _calibration_log.info("forwards could not be timed: %s", error)

@@ -20,6 +20,7 @@ from paceline.core.batching.pending import Group
 from paceline.core.batching.segment import Segment, SeqId, StepSize
 from paceline.core.energy import AnswerEnergy, StepMeter
 from paceline.core.sampling.dist import Dist
+from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
@@ -107,7 +108,17 @@ class Worker(ABC):
         self, segment: Segment, group: Group | None = None, prefix: StoredPrefix | None = None
     ) -> tuple[Dist, ...]:
         """Distributions of a segment's rows. Raises EngineError. The caller must release the sequence if cancelled."""
-        answered: asyncio.Future[tuple[Dist, ...]] = asyncio.get_running_loop().create_future()
+        return cast(tuple[Dist, ...], await self.rows(segment, group, prefix))
+
+    async def rows(
+        self,
+        segment: Segment,
+        group: Group | None = None,
+        prefix: StoredPrefix | None = None,
+        sampling: tuple[RowSampling, ...] | None = None,
+    ) -> Rows:
+        """As `compute`; sampling: of each wanted row, whose token comes then in place of its distribution."""
+        answered: asyncio.Future[Rows] = asyncio.get_running_loop().create_future()
 
         def answer(result: Rows | EngineError) -> None:
             if answered.done():
@@ -115,9 +126,9 @@ class Worker(ABC):
             if isinstance(result, EngineError):
                 answered.set_exception(result)
             else:
-                answered.set_result(cast(tuple[Dist, ...], result))
+                answered.set_result(result)
 
-        self.submit(ForwardRequest(segment, answer, group=group, prefix=prefix))
+        self.submit(ForwardRequest(segment, answer, group=group, prefix=prefix, sampling=sampling))
         return await answered
 
     def expect(self) -> None:  # noqa: B027  # only steps wait

@@ -35,7 +35,7 @@ def timed(engine: Engine) -> list[Timed]:
         worker = EngineWorker(engine)
         await worker.start()
         try:
-            return await forward_times(worker)
+            return await forward_times(worker, engine.info.vocab_size)
         finally:
             await worker.stop()
 
