@@ -14,6 +14,7 @@ from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
+from paceline.system import engine_threads
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,8 +62,7 @@ async def _run(settings: StageSettings) -> None:
     except ValueError as error:
         raise ConfigError(f"--listen: {error}.") from None
     known = await _credential(settings)
-    if settings.tuning.threads is not None:
-        torch.set_num_threads(settings.tuning.threads)
+    torch.set_num_threads(settings.tuning.threads or engine_threads())
     load = partial(load_stage, directory, options=options)
     stage_server = StageServer(
         load,

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 try:  # not on Windows
     import fcntl
     import grp
@@ -156,6 +158,18 @@ def cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
+
+
+def physical_cores() -> int:
+    """Of those that this process may use."""
+    return min(len(cores()), psutil.cpu_count(logical=False) or 1)
+
+
+def engine_threads() -> int:
+    """Threads that a model computes with unless told otherwise: one for each physical core, and one fewer where no
+    logical core is left beside them. They wait for one another many times in a forward, so that one which the event
+    loop displaces holds up all of them."""
+    return max(1, min(physical_cores(), len(cores()) - 1))
 
 
 def processor_flags() -> frozenset[str]:

@@ -1,6 +1,7 @@
 """Servers under test: what each needs to be installed, its command line, its address of health and its dialect.
 
-All are processes of their own with as many threads as the machine has cores, and all load the same folder of weights.
+All are processes of their own, ours with the threads that it chooses, the others with as many as the machine has cores,
+and all load the same folder of weights.
 llama.cpp reads its own format, to which the same weights are copied in the same number format.
 """
 
@@ -18,7 +19,7 @@ from typing import Final, Protocol
 
 import httpx
 
-from paceline.commands.demo import Child, Children, command, configured, free_port
+from paceline.commands.demo import Child, Children, command, free_port
 
 from .clients import ServingError
 from .gguf_file import write_gguf
@@ -68,15 +69,7 @@ class Paceline:
 
     def arguments(self, model: ModelFiles, port: int) -> Sequence[str]:
         folder = model.directory.parent
-        flags = [
-            *configured(folder, f"tuning.threads = {cores()}"),
-            "--embedder",
-            "hash",
-            "--log-level",
-            "warning",
-            "--port",
-            str(port),
-        ]
+        flags = ["--embedder", "hash", "--log-level", "warning"]
         flags += ["--port", str(port), "--state-dir", str(folder / f"state-{port}")]
         flags += [flag for key in self.keys for flag in ("--api-keys", key)]
         flags += [] if self.kv_mib is None else ["--kv-mib", str(self.kv_mib)]

@@ -65,7 +65,9 @@ SUBJECTS += ["gguf"] if "TEST_GGUF" in os.environ else []
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paceline.engine.loader.engine_threads", lambda: 1)
+        yield
     torch.set_num_threads(before)
 
 
