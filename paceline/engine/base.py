@@ -53,6 +53,7 @@ class ModelInfo:
     system: str = ""  # system message of conversations that bring none: this side's setting
     num_weights: int = 0  # of the whole model; 0: unknown
     shape: ModelShape | None = None  # for models of its energy; None: not known
+    accelerated: bool = False  # by a device that computes on while its caller does not wait
     doubt: str = ""  # why a row's token may depend on more than its tokens, as on rows computed with it; empty: exact
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not

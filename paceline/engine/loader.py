@@ -299,6 +299,7 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
         sampling=sampling_defaults(directory),
         num_weights=num_weights,
         shape=shape_of(config, {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}),
+        accelerated=model.device.type != "cpu",
     )
     return model, info
 

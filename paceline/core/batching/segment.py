@@ -78,6 +78,7 @@ class GoesOn(msgspec.Struct, frozen=True):
 
     length: int
     ends: frozenset[int]
+    always: bool = True  # all forwards of the answer do; else it is known of this one alone
 
 
 class StepSize(NamedTuple):

@@ -176,7 +176,7 @@ def _sampled_row(scores: NDArray[np.float32], row: RowSampling) -> SampledRow:
     if row.allowed is not None and not row.num_top and kernel() is not None:  # heads are of all ids
         plain = msgspec.structs.replace(row, allowed=None)
         allowed = np.where(row.allowed[: row.vocab_size], own, -np.inf)
-        if allowed.max() < own.max() - _FAR:  # the reference knows them as equals
+        if allowed.max() < own.max() - _FAR:  # to the reference all of them may have probability 0
             plain = row
         own = allowed
     if is_plain(plain) and kernel() is not None:

@@ -252,7 +252,7 @@ _NOTHING = SchedulerOutput((), ())
 
 
 class StepExecutor:
-    """Call `submit` between steps only; `next` schedules a step and `run` executes it, or begins to.
+    """Call `submit` between steps, or from `arrivals`; `next` schedules a step and `run` executes it, or begins to.
 
     On an engine with several batches under way, `run` returns the answers that have become ready; `notify` tells when
     there are more.
@@ -261,7 +261,8 @@ class StepExecutor:
     lost fails everything, what is submitted later included.
 
     Where `arrivals` is set, plain answers go on unasked (`GoesOn`): the forward of a token begins once it is sampled,
-    and its reader asks for it while it runs. Whatever else is asked of the sequence undoes it.
+    and its reader asks for it while it runs. Whatever else is asked of the sequence undoes it, and its energy is then
+    nobody's.
     """
 
     def __init__(
@@ -283,12 +284,13 @@ class StepExecutor:
         self._memory.running = self._scheduler.running
         self._prefixes = self._memory.prefixes
         self.lost: EngineLost | None = None
-        self._refused: list[Answer] = []  # of requests submitted since then
+        self._refused: Answers = []  # to requests submitted since then
         self.arrivals: Callable[[], None] | None = None  # submits what has come during a forward
-        self.goes_on = False  # what the answers of the last `run` ask for is begun already, all of it
+        self.all_begun = False  # what the answers of the last `run` will ask for has been begun
         self._unasked: dict[SeqId, int] = {}  # keys of forwards that nobody has asked for yet
-        self._asked_late: list[int] = []  # of those that had run before
-        self._stepped, self._num_gone_on = False, 0  # the last `run` was a forward; answers of it that go on
+        self._asked_late: dict[SeqId, int] = {}  # of those that had run before
+        self._faults: dict[SeqId, EngineError] = {}  # of unasked forwards, until their sequences are released
+        self._stepped = False  # the last `run` was a forward
         self.steps = 0  # forward passes
         self.rows = 0  # rows in them
         self.last = StepSize()  # size of the last step
@@ -332,13 +334,17 @@ class StepExecutor:
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         if self.lost is not None:
             if isinstance(item, ForwardRequest):
-                self._refused.append(item.answer)
+                self._refused.append((item.answer, self.lost))
             return
         if isinstance(item, ForwardRequest):
-            if not self._has_begun(item):
+            if (fault := self._faults.get(item.segment.seq)) is not None:
+                self._refused.append((item.answer, fault))
+            elif not self._has_begun(item):
                 self._prefixes.add(self._add(item), item)
             return
         self._undo(item.seq)
+        if item.from_row == 0:
+            self._faults.pop(item.seq, None)
         last = self._scheduler.last(item.seq)
         if last is not None and (item.from_row is None or (item.from_row > 0 and self._has_waiting(item.seq))):
             self._after.setdefault(last, []).append(item)
@@ -349,9 +355,9 @@ class StepExecutor:
             for key in self._in_flight.keys(item.seq, item.from_row):
                 if key in self._requests:
                     self._forget(key)
-            for key in [each for each in self._asked_late if self._requests[each].segment.seq == item.seq]:
-                if self._requests[key].segment.start >= item.from_row:
-                    self._forget(key)
+            late = self._asked_late.get(item.seq)
+            if late is not None and self._requests[late].segment.start >= item.from_row:
+                self._forget(late)
             if self._scheduler.stop_restoring(item.seq):
                 self._memory.preempt([item.seq])
         self._apply(item)
@@ -363,20 +369,21 @@ class StepExecutor:
         self._scheduler.add(self._next_key, request.segment, group=request.group)
         return self._next_key
 
-    def _go_on(self, request: ForwardRequest, rows: Rows | EngineError) -> bool:
-        """Begin what a plain answer goes on with. False if that is not known, or nothing."""
+    def _go_on(self, request: ForwardRequest, rows: Rows | EngineError) -> None:
+        """Begin what a plain answer goes on with, if that is known."""
         segment, goes_on = request.segment, request.goes_on
         if goes_on is None or request.sampling is None or isinstance(rows, EngineError) or segment.parents is not None:
-            return False
+            return
         row, start = rows[-1], segment.start + len(segment.tokens)
         assert isinstance(row, SampledRow)
         if row.token in goes_on.ends or request.sampling[-1].position + 1 >= goes_on.length:
-            return False
+            return
         if start >= self.engine.info.max_positions or self._scheduler.last(segment.seq) is not None:
-            return False
+            return
+        if self._memory.sequences.length(segment.seq) != start:  # it has been shortened since it was asked for
+            return
         next_one = Segment(segment.seq, start, (row.token,))
         self._unasked[segment.seq] = self._add(ForwardRequest(next_one, _unheard, group=request.group))
-        return True
 
     def _has_begun(self, request: ForwardRequest) -> bool:
         """Take over the forward that was begun unasked, if it is this one."""
@@ -391,7 +398,7 @@ class StepExecutor:
         request.energy = begun.energy
         self._requests[key] = request
         if self._parts[key]:
-            self._asked_late.append(key)
+            self._asked_late[request.segment.seq] = key
         return True
 
     def _undo(self, seq: SeqId) -> None:
@@ -415,10 +422,10 @@ class StepExecutor:
     def next(self) -> SchedulerOutput | None:
         """Schedule the next step; empty if only answers are to be taken. None when nothing is pending, nothing fits
         until memory is released or `tick`, or the engine has enough to do."""
-        if self.lost is not None:
-            return _NOTHING if self._refused else None
-        if self._asked_late:
+        if self._refused or self._asked_late:
             return _NOTHING  # they are answered before the next step
+        if self.lost is not None:
+            return None
         scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
         if self._meter is not None and scheduled is not None and not self._in_flight:
             self._meter.begin()
@@ -426,23 +433,24 @@ class StepExecutor:
         return _NOTHING if scheduled is None and self._in_flight.is_ready else scheduled
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
-        if self.lost is not None:
-            refused, self._refused = self._refused, []
-            return [(answer, self.lost) for answer in refused]
-        answers: Answers = [
+        answers, self._refused = self._refused, []
+        answers += [
             (self._forget(key).answer, EngineError("the request does not fit in the engine's memory"))
             for key in scheduled.rejected
         ]
-        self._num_gone_on, self._stepped = 0, bool(scheduled.segments)
+        before, self._stepped = self._next_key, bool(scheduled.segments)
         if scheduled.segments:
             answers += self._begin(scheduled.segments)
         if self._unasked and self.arrivals is not None and self._in_flight.is_ready:
+            self.export_prefixes()  # of sequences that may be released then
             self.arrivals()
         while self._in_flight.is_ready:
             answers += self._finish()
         if self._asked_late:
-            answers += self._answered([done for key in self._asked_late.copy() for done in self._done(key)])
-        self.goes_on = 0 < len(answers) == self._num_gone_on
+            if not self._stepped:
+                self.last = StepSize()  # they are of an earlier step
+            answers += self._answered([done for key in [*self._asked_late.values()] for done in self._done(key)])
+        self.all_begun = 0 < len(answers) == sum(key > before for key in self._unasked.values())
         return answers
 
     def export_prefixes(self) -> None:
@@ -520,9 +528,9 @@ class StepExecutor:
         owners = ["" if request.group is None else request.group.owner for request, _ in done]
         in_turn = Turns().order(list(zip(owners, done, strict=True)))
         answers = answers_of(self.engine, [each for _, each in in_turn])
-        for (request, _), (_, rows) in zip(in_turn, answers, strict=True):
-            if self.arrivals is not None and self.depth == 1:
-                self._num_gone_on += self._go_on(request, rows)
+        if self.arrivals is not None and self.depth == 1:
+            for (request, _), (_, rows) in zip(in_turn, answers, strict=True):
+                self._go_on(request, rows)
         return answers
 
     def check(self) -> None:
@@ -535,6 +543,7 @@ class StepExecutor:
         failed = {chunk.key for chunk in chunks if chunk.key != RECOMPUTED}
         for chunk in chunks:
             failed.update(self._scheduler.cancel(chunk.segment.seq))
+        self._faults |= {seq: error for seq, key in self._unasked.items() if key in failed}  # for whoever asks
         return [(self._forget(key).answer, error) for key in sorted(failed & self._requests.keys())]
 
     def _give_up(self, error: EngineLost) -> Answers:
@@ -550,10 +559,9 @@ class StepExecutor:
         self._prefixes.forget(key)
         self._after.pop(key, None)
         request = self._requests.pop(key)
-        if self._unasked.get(request.segment.seq) == key:
-            del self._unasked[request.segment.seq]
-        if key in self._asked_late:
-            self._asked_late.remove(key)
+        for keys in (self._unasked, self._asked_late):
+            if keys.get(request.segment.seq) == key:
+                del keys[request.segment.seq]
         return request
 
 

@@ -165,7 +165,8 @@ class RemoteWorker(Worker):
             self._answer(request, error)
             return
         row = sampling[-1] if sampling is not None and len(prefixes) == 1 else None
-        banned = None if row is None or not request.goes_on else self._banned(row)
+        plain = request.goes_on is not None and request.goes_on.always
+        banned = None if row is None or not plain else self._banned(row)
         if stream is not None:
             if row is not None and banned is not None and stream.continues(segment.tokens, segment.start, row, banned):
                 stream.sampling, stream.waiting = row, request

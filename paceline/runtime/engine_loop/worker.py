@@ -166,7 +166,6 @@ class EngineWorker(Worker):
         self._delivering = 0  # steps whose answers are sent and whose sessions have not continued yet
         self._expected = 0  # sessions that have been answered, and will continue when something else is computed
         self._stopping = False
-        self._step_s = 0.0  # s of the last step
         self.steps.arrivals = self._submit_arrivals
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -259,7 +258,7 @@ class EngineWorker(Worker):
         pin(self._cores)
         trim_heap()  # of what loading the model has freed
         self.steps.notify(self._wake)
-        progressed, checked, idle, started = False, False, False, 0.0
+        progressed, checked, idle, seconds, started = False, False, False, 0.0, 0.0
         ticked = time.perf_counter()
         while True:
             with self._changed:
@@ -270,8 +269,9 @@ class EngineWorker(Worker):
                 else:
                     idle = False
                 if self._inbox or progressed:
-                    if not (progressed and self.steps.goes_on):
-                        self._wait_for_sessions()
+                    if self._delivering and not (progressed and self.steps.all_begun):
+                        # A busy loop must not delay the engine for longer than a separate step would take.
+                        self._changed.wait_for(self._has_continued, max(seconds, BATCHING_WAIT_S))
                     if self._expected:
                         self._changed.wait_for(lambda: self._stopping or not self._expected, BATCHING_WAIT_S)
                 items = self._inbox.copy()
@@ -296,7 +296,7 @@ class EngineWorker(Worker):
                 continue
             started = time.perf_counter()
             answers = self.steps.run(scheduled)
-            self._step_s = time.perf_counter() - started
+            seconds = time.perf_counter() - started
             if answers:
                 with self._changed:
                     self._delivering += 1
@@ -310,17 +310,14 @@ class EngineWorker(Worker):
             self._ready = True
             self._changed.notify()
 
-    def _wait_for_sessions(self) -> None:
-        """Wait until those just answered have continued. With `_changed`. A busy loop must not delay the engine for
-        longer than a separate step would take."""
-        if self._delivering:
-            done = lambda: self._stopping or not self._delivering  # noqa: E731
-            self._changed.wait_for(done, max(self._step_s, BATCHING_WAIT_S))
+    def _has_continued(self) -> bool:
+        return self._stopping or not self._delivering
 
     def _submit_arrivals(self) -> None:
         """See `StepExecutor.arrivals`."""
         with self._changed:
-            self._wait_for_sessions()
+            if self._delivering and self.steps.engine.info.accelerated:  # it computes meanwhile
+                self._changed.wait_for(self._has_continued, BATCHING_WAIT_S)
             items = self._inbox.copy()
             self._inbox.clear()
         while items:

@@ -525,3 +525,88 @@ def test_a_plain_answer_is_computed_ahead_of_its_reader_until_it_ends() -> None:
         assert steps.steps == before
         run_all(steps)
     assert len(sampled) == 4 and steps.engine.length(SeqId(1)) == len(PROMPT) + 3, "nothing follows the last token"
+
+
+def plain(steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[object]) -> ForwardRequest:
+    """A greedy forward of an answer that goes on."""
+    sampling = (RowSampling(SamplingParams(temperature=0.0), len(results), steps.engine.info.vocab_size),)
+    request = ForwardRequest(Segment(SeqId(seq), start, tokens), results.append, sampling=sampling)
+    request.goes_on = GoesOn(1000, frozenset())
+    return request
+
+
+def token_of(result: object) -> int:
+    assert isinstance(result, tuple) and isinstance(result[0], SampledRow), result
+    return result[0].token
+
+
+@pytest.mark.parametrize("another", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_a_fault_of_what_nobody_asked_for_is_told_to_who_asks_next(another: bool) -> None:
+    """Short of memory: else the failed sequence would keep its rows, and everybody wait."""
+
+    class Faulty(FakeEngine):
+        fails = False
+
+        def forward(self, batch: Batch) -> Output:
+            if self.fails:
+                self.fails = False
+                raise ZeroDivisionError("a bug")
+            return super().forward(batch)
+
+    steps, first, second = StepExecutor(engine := Faulty(capacity_rows=60)), list[object](), list[object]()
+    steps.arrivals = lambda: setattr(engine, "fails", True)
+    steps.submit(plain(steps, 1, 0, PROMPT[:35], first))
+    scheduled = steps.next()
+    assert scheduled is not None
+    for answer, rows in steps.run(scheduled):
+        answer(rows)
+    engine.fails = True
+    run_all(steps)  # what is begun unasked
+    steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT[:30]), second.append))
+    steps.submit(plain(steps, 1, 35, (token_of(first[0]), *([65] if another else [])), first))
+    run_all(steps)
+    assert isinstance(first[1], EngineError) and "a bug" in str(first[1])
+    steps.submit(SequenceOp.release(SeqId(1)))
+    run_all(steps)
+    assert len(second) == 1 and steps.idle and not steps.short
+
+
+def test_rows_that_are_to_be_kept_are_exported_before_a_release_that_comes_during_the_forward() -> None:
+    steps, results, kept = StepExecutor(FakeEngine()), list[object](), list[object]()
+    steps.arrivals = lambda: None
+    steps.submit(plain(steps, 1, 0, PROMPT, results))
+    scheduled = steps.next()
+    assert scheduled is not None
+    steps.run(scheduled)
+    steps.arrivals = lambda: steps.submit(SequenceOp.release(SeqId(2)))
+    prefix = StoredPrefix(PROMPT[:30], keep=kept.append)
+    steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT), results.append, prefix=prefix))
+    run_all(steps)
+    assert len(kept) == 1 and steps.engine.length(SeqId(2)) == 0
+
+
+def test_a_prompt_that_was_shortened_or_is_followed_by_more_does_not_go_on() -> None:
+    steps, results = StepExecutor(FakeEngine()), list[object]()
+    steps.arrivals = lambda: None
+    steps.submit(plain(steps, 1, 0, PROMPT, results))
+    steps.submit(SequenceOp.truncate(SeqId(1), 20))
+    steps.submit(plain(steps, 2, 0, PROMPT, results))
+    steps.submit(ForwardRequest(Segment(SeqId(2), len(PROMPT), (65,)), results.append))
+    run_all(steps)
+    assert steps.engine.length(SeqId(1)) == 20 and steps.engine.length(SeqId(2)) == len(PROMPT) + 1
+
+
+def test_an_answer_that_is_asked_for_late_does_not_have_the_size_of_a_later_step() -> None:
+    steps, results = StepExecutor(FakeEngine()), list[object]()
+    steps.arrivals = lambda: None
+    steps.submit(plain(steps, 1, 0, PROMPT, results))
+    run_all(steps)
+    assert steps.last.rows == 1
+    ask(steps, 2, 0, PROMPT)
+    run_all(steps)
+    assert steps.last.rows == len(PROMPT)
+    steps.submit(plain(steps, 1, len(PROMPT), (token_of(results[0]),), results))
+    scheduled = steps.next()
+    assert scheduled is not None and not scheduled.segments
+    assert len(steps.run(scheduled)) == 1 and steps.last.rows == 0
