@@ -173,13 +173,15 @@ def _sampled(request: SampleRequest) -> tuple[SampledRow, ...]:
 
 def _sampled_row(scores: NDArray[np.float32], row: RowSampling) -> SampledRow:
     own, plain = scores[: row.vocab_size], row
-    if row.allowed is not None and not row.num_top and kernel() is not None:  # heads are of all ids
-        plain = msgspec.structs.replace(row, allowed=None)
+    if row.allowed is not None and not row.num_top:  # heads are of all ids
         allowed = np.where(row.allowed[: row.vocab_size], own, -np.inf)
-        if allowed.max() < own.max() - _FAR:  # to the reference all of them may have probability 0
-            plain = row
-        own = allowed
-    if is_plain(plain) and kernel() is not None:
+        if allowed.max() >= own.max() - _FAR:  # else all of them may have probability 0 to the reference
+            own, plain = allowed, msgspec.structs.replace(row, allowed=None)
+    if is_plain(plain) and not (row.params.temperature or row.num_top):
+        best = int(own.argmax())
+        if np.isfinite(own[best]):
+            return SampledRow(best)
+    elif is_plain(plain) and kernel() is not None:
         (token,), (top,) = sample_rows(own[None], [plain])
         if token is not None:
             return SampledRow(token, top)
