@@ -2,8 +2,9 @@
 
 `folders.jsonl.gz` has a folder a line: files by name, questions with the file and the words that answer (`near`: a part
 of the file that holds these words once), and questions that nothing in the folder answers, though it speaks of their
-things. All is invented, and written for this. The shipped reader has learnt from the first 220; the other 72 are younger. The rivals of an answer are those that a search would bring up, so that
-what is learnt is to choose among passages, and when to say that none answers.
+things. All is invented, and written for this. The shipped reader has learnt from the first 220; the other 72 are
+younger. The rivals of an answer are those that a search would bring up, so that what is learnt is to choose among
+passages, and when to say that none answers.
 """
 
 from __future__ import annotations
