@@ -18,8 +18,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 try:  # not on Windows
     import fcntl
     import grp
@@ -162,6 +160,8 @@ def cores() -> frozenset[int]:
 
 def physical_cores() -> int:
     """Of those that this process may use."""
+    import psutil  # which no help text needs
+
     return min(len(cores()), psutil.cpu_count(logical=False) or 1)
 
 

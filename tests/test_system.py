@@ -153,5 +153,5 @@ def test_a_model_leaves_a_core_to_the_event_loop(
     monkeypatch: pytest.MonkeyPatch, usable: int, physical: int | None, threads: int
 ) -> None:
     monkeypatch.setattr(system, "cores", lambda: frozenset(range(usable)))
-    monkeypatch.setattr(system.psutil, "cpu_count", lambda **_: physical)
+    monkeypatch.setattr("psutil.cpu_count", lambda **_: physical)
     assert system.engine_threads() == threads
