@@ -419,10 +419,15 @@ const SCENARIOS = {
       }
     }, given);
     await seeded(page);
+    let told;
+    const asked = new Promise((resolve) => { told = resolve; });
+    await page.route("**/v1/models", async (route) => { await asked; await route.continue(); }); // a question is faster
     await page.goto(url);
     await linked(page);
     const kept = page.waitForResponse((each) => each.url().endsWith("/items") && each.request().method() === "POST");
-    await ask(page, "Hello?");
+    await begin(page, "Hello?");
+    told();
+    await ended(page);
     const answer = await lastAnswer(page);
     await kept;
     await page.reload();

@@ -172,6 +172,7 @@ async function ask(text, parent) {
   showBusy();
   if (parent === undefined) $("question").value = "";
   fit();
+  await started; // until then no model is known
   await catchUp(false);
   asking = false;
   current.title ||= titleOf(text);
@@ -479,4 +480,4 @@ window.addEventListener("pagehide", () => {
   const left = [...writing.keys()].filter((each) => archive.has(each));
   if (left.length) saveUnfinished(left);
 });
-start();
+const started = start();
