@@ -159,7 +159,7 @@ def cores() -> frozenset[int]:
 
 
 def physical_cores() -> int:
-    """Of those that this process may use."""
+    """Count the physical cores of those that this process may use."""
     import psutil  # which no help text needs
 
     return min(len(cores()), psutil.cpu_count(logical=False) or 1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from paceline.core.batching.segment import GoesOn
 from paceline.core.drafting.budget import AdaptiveBudget
 from paceline.strategies.base import Branch, Effect, FinishReason, MachineConfig, Strategy, WakeAt
 from paceline.strategies.decoding.prefix_tree import PrefixNode, TreeDrafter
@@ -32,13 +31,12 @@ class LookupTree(DraftingSolo):
         """drafter, budget: in place of its own, for baselines."""
         super().__init__(config, AnswerDrafter(config, drafter))
         self._tables = TableDrafts(config, self._tree, self._decoder, feed=self._drafter.feed, budget=budget)
-        self._resting = GoesOn(config.output.max_tokens, config.output.eos_ids, always=False)
         self._answered = 0.0  # s, when the last forward was
         self._trials = self._drafter.model_stats.trials  # of a draft model, until then
 
     def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
         targets, rows = self._config.seat.targets, self._tables.begin(branches)
-        self._decoder.goes_on = self._resting if self._tables.budget.resting else None
+        self._decoder.goes_on = self._goes_on if self._tables.budget.resting else None
         effects = self._decoder.start(branches, targets, self._tree.head, max_new_tokens, num_prompt_dists=rows)
         if not self._tables.budget.resting:
             effects += self._drafter.begin(branches, max_new_tokens)
@@ -65,7 +63,7 @@ class LookupTree(DraftingSolo):
                 return []
             drafts = tables.take(drafted)
         nodes = self._admitted([self._tree.head, *drafts])
-        self._decoder.goes_on = self._resting if tables.budget.resting and len(nodes) == 1 else None
+        self._decoder.goes_on = self._goes_on if tables.budget.resting and len(nodes) == 1 else None
         tables.sent(nodes[1:], self._now - self._answered)
         return nodes
 

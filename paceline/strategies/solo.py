@@ -57,8 +57,8 @@ class Solo:
             samples=config.takes_tokens,
             several=several,
         )
-        if not self.drafts:
-            self._decoder.goes_on = GoesOn(config.output.max_tokens, config.output.eos_ids)
+        self._goes_on = GoesOn(config.output.max_tokens, config.output.eos_ids, always=not self.drafts)
+        self._decoder.goes_on = None if self.drafts else self._goes_on
         self._decoder.num_top = 0 if self.drafts else config.output.num_top
         self._max_under_way = 1
         self._step_size = StepSize()

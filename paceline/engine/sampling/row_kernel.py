@@ -34,7 +34,7 @@ _ROWS_A_THREAD: Final = 4  # fewer are not worth another thread
 
 MARGIN: Final = 1e-4  # nats between scores: far more than float32's rounding of logits and softmax
 ROUNDING: Final = 1e-6  # nats: that rounding itself, which a temperature below 1 magnifies
-_FAR: Final = 600.0  # nats below the best score of all: allowed ids beyond have a probability of 0, or nearly
+_FAR: Final = 600.0  # nats below the best score of all, where probabilities are 0 or nearly
 
 
 def margins(rows: Sequence[RowSampling]) -> NDArray[np.float64]:

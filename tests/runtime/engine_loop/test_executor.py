@@ -416,8 +416,8 @@ def test_a_refusal_of_rows_to_compute_again_fails_what_waits_for_them() -> None:
 
 # ---- plain answers go on unasked ------------------------------------------------------------------------------------
 class Readers:
-    """Of each sequence one, who asks for tokens as drawn by its number: of most the one sampled before, now and then
-    something else. `slowness`: chance that an answer is not read during a forward."""
+    """Readers of five sequences, each with choices of its own: most ask for what follows the token sampled last, now
+    and then for something else. `slowness`: chance that an answer is not read during a forward."""
 
     def __init__(self, steps: StepExecutor, seed: int, slowness: float, *, unasked: bool) -> None:
         self.steps, self.slowness, self.rng = steps, slowness, Random(seed)
@@ -541,7 +541,6 @@ def token_of(result: object) -> int:
 
 
 @pytest.mark.parametrize("another", [False, True])
-@pytest.mark.filterwarnings("ignore")
 def test_a_fault_of_what_nobody_asked_for_is_told_to_who_asks_next(another: bool) -> None:
     """Short of memory: else the failed sequence would keep its rows, and everybody wait."""
 
@@ -555,7 +554,7 @@ def test_a_fault_of_what_nobody_asked_for_is_told_to_who_asks_next(another: bool
             return super().forward(batch)
 
     steps, first, second = StepExecutor(engine := Faulty(capacity_rows=60)), list[object](), list[object]()
-    steps.arrivals = lambda: setattr(engine, "fails", True)
+    steps.arrivals = lambda: None
     steps.submit(plain(steps, 1, 0, PROMPT[:35], first))
     scheduled = steps.next()
     assert scheduled is not None
