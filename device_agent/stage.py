@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.system import engine_threads
+from paceline.system import in_own_thread
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,7 +49,7 @@ async def _run(settings: StageSettings) -> None:
     with needing_torch("A stage"):
         import torch
 
-    from paceline.engine.stage import load_stage, measure, num_layers
+    from paceline.engine.stage import Stage, load_stage, measure, num_layers
     from paceline.runtime.stages.links import split_address
     from paceline.runtime.stages.local import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
@@ -62,8 +62,12 @@ async def _run(settings: StageSettings) -> None:
     except ValueError as error:
         raise ConfigError(f"--listen: {error}.") from None
     known = await _credential(settings)
-    torch.set_num_threads(settings.tuning.threads or engine_threads())
-    load = partial(load_stage, directory, options=options)
+    if settings.tuning.threads is not None:
+        torch.set_num_threads(settings.tuning.threads)
+
+    def load(first: int, stop: int) -> Stage:
+        return in_own_thread(partial(load_stage, directory, first, stop, options))
+
     stage_server = StageServer(
         load,
         key=known.key,

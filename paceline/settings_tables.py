@@ -235,7 +235,9 @@ class OutsideSettings(Table):
 class StageTuning(Table):
     """`[tuning]` of a stage."""
 
-    threads: int | None = Field(None, ge=1, description="CPU threads of the engine; default: one core is left")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the engine; default: one for each physical core"
+    )
 
 
 class Tuning(StageTuning):

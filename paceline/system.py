@@ -14,9 +14,11 @@ import platform
 import signal
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from typing import Final
+from threading import Thread
+from typing import Final, TypeVar
 
 try:  # not on Windows
     import fcntl
@@ -27,6 +29,8 @@ try:  # not on Windows
     HAS_USERS: Final = True  # files have an owner and a mode
 except ImportError:
     HAS_USERS = False  # type: ignore[misc]
+
+T = TypeVar("T")
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 DEVICES: Final = Path("/dev")
@@ -158,18 +162,24 @@ def cores() -> frozenset[int]:
     return frozenset(range(os.cpu_count() or 1))
 
 
-def physical_cores() -> int:
-    """Count the physical cores of those that this process may use."""
-    import psutil  # which no help text needs
+def in_own_thread(call: Callable[[], T]) -> T:
+    """Call in a thread that ends with the call, and with it the threads that OpenMP keeps for each that has computed.
 
-    return min(len(cores()), psutil.cpu_count(logical=False) or 1)
+    Where all of those are more than the cores, an engine's no longer wait awake for the next kernel, and a step takes
+    up to twice its time. So a model that one thread loads and another computes with is loaded in this way.
+    """
+    outcome: Future[T] = Future()
 
+    def run() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
 
-def engine_threads() -> int:
-    """Threads that a model computes with unless told otherwise: one for each physical core, and one fewer where no
-    logical core is left beside them. They wait for one another many times in a forward, so that one which the event
-    loop displaces holds up all of them."""
-    return max(1, min(physical_cores(), len(cores()) - 1))
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    return outcome.result()
 
 
 def processor_flags() -> frozenset[str]:

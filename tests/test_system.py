@@ -144,14 +144,3 @@ def test_without_folder_descriptors_an_exchanged_file_is_still_refused(
     file.write_text("another text")
     with pytest.raises(DocumentError, match="exchanged"):
         open_file(found)
-
-
-@pytest.mark.parametrize(
-    ("usable", "physical", "threads"), [(1, 1, 1), (2, 2, 1), (2, 1, 1), (8, 8, 7), (8, 4, 4), (3, 4, 2), (4, None, 1)]
-)
-def test_a_model_leaves_a_core_to_the_event_loop(
-    monkeypatch: pytest.MonkeyPatch, usable: int, physical: int | None, threads: int
-) -> None:
-    monkeypatch.setattr(system, "cores", lambda: frozenset(range(usable)))
-    monkeypatch.setattr("psutil.cpu_count", lambda **_: physical)
-    assert system.engine_threads() == threads

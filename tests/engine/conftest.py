@@ -65,9 +65,7 @@ SUBJECTS += ["gguf"] if "TEST_GGUF" in os.environ else []
 def _one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("paceline.engine.loader.engine_threads", lambda: 1)
-        yield
+    yield
     torch.set_num_threads(before)
 
 

@@ -75,9 +75,7 @@ def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=GGMLQuantizationType.Q8_0)
-    grown, whole = (
-        LlamaContext(tmp_path / "model.gguf", rows=699, alone=1, together=1, grows=grows) for grows in (True, False)
-    )
+    grown, whole = (LlamaContext(tmp_path / "model.gguf", rows=699, threads=1, grows=grows) for grows in (True, False))
     grown.is_exact = whole.is_exact = True
     whole.resize(699, 2, ())
     grown.resize(0, 2, ())

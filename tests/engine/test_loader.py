@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -115,6 +117,27 @@ def test_a_network_that_does_something_else_is_refused_in_one_sentence(tmp_path:
         with pytest.raises(ConfigError) as refused:
             load_engine(tmp_path / folder, EngineOptions(dtype="float32"), name="x")
         assert len(str(refused.value)) < 300 and "causal language model" in str(refused.value)
+
+
+def test_no_thread_of_openmp_outlives_a_load(checkpoint: Callable[[str], Path]) -> None:
+    """With those of the engine's thread they would be more than the cores, and all would sleep between two kernels."""
+    subprocess.run([sys.executable, "-c", _COUNTS_THREADS, checkpoint("qwen2")], check=True, timeout=60)
+
+
+_COUNTS_THREADS = """
+import sys, psutil, torch
+from pathlib import Path
+from paceline.engine.loader import EngineOptions, load_engine
+from paceline.engine.paged.engine import PagedEngine
+
+torch.set_num_threads(3)  # which starts threads of another kind
+before = psutil.Process().num_threads()
+load_engine(Path(sys.argv[1]), EngineOptions("paged", "float32", threads=3), name="x")
+while psutil.Process().num_threads() > before:  # those of a thread that has ended take their time
+    pass
+torch.ones(1 << 20).sum()
+assert psutil.Process().num_threads() == before + 2
+"""
 
 
 def test_the_tokenizer_is_looked_for_before_the_weights_are_read(copied: Path) -> None:

@@ -30,7 +30,7 @@ from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel
-from paceline.system import engine_threads, physical_cores
+from paceline.system import cores, in_own_thread
 
 log = logging.getLogger("paceline.engine")
 
@@ -332,9 +332,8 @@ def load_gguf(
     kv_mib: int | None = None,
     streams: int = _LEAST_STREAMS,
 ) -> LlamaCppEngine:
-    """Open the model of a GGUF file. threads: None for one a physical core where rows are computed together, and for
-    `engine_threads` where one is computed alone, so that one answer's tokens leave room for the event loop. kv_rows,
-    kv_mib: of all streams together at most; default: a quarter of the free memory. streams: at least so many.
+    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together at most;
+    default: a quarter of the free memory. streams: at least so many.
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
@@ -348,11 +347,12 @@ def load_gguf(
             f"{kv_mib} MiB have room for {longest} tokens of an answer by {name}: give --kv-mib {needed}."
         )
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
-    alone, together = threads or engine_threads(), threads or physical_cores()
-    context = LlamaContext(model.path, rows=longest, alone=alone, together=together, grows=model.grows)
+    threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
+    context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows)
     kept = f"llama.cpp/{model.fingerprint}.json"
-    at = conditions(alone, together)
-    context.least_rows, context.is_exact = measured(kept, at, lambda: [*context.exactness()])
+    context.least_rows, context.is_exact = measured(
+        kept, conditions(threads), lambda: [*in_own_thread(context.exactness)]
+    )
     info = ModelInfo(
         name=name,
         fingerprint=model.fingerprint,
@@ -368,6 +368,6 @@ def load_gguf(
     rest = ", a row is never computed alone" if context.least_rows > 1 else ""
     log.info(
         "%s runs on llama.cpp with %d threads: %s, at most %d sequences of %d tokens, %s%s",
-        *(name, together, model.number_format, streams, longest, exact, rest),
+        *(name, threads, model.number_format, streams, longest, exact, rest),
     )
     return LlamaCppEngine(context, info, streams)

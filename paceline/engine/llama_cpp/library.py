@@ -240,10 +240,9 @@ class Exactness(NamedTuple):
     is_exact: bool
 
 
-def conditions(alone: int, together: int) -> str:
+def conditions(threads: int) -> str:
     """Under which an `Exactness` of a file holds: release, what of the processor it uses, and threads."""
-    threads = f"{alone} and {together} threads"
-    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, {threads}"
+    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, {threads} threads"
 
 
 def measured(name: str, conditions: str, measure: Callable[[], list[Any]]) -> list[Any]:
@@ -275,12 +274,11 @@ class LlamaContext:
         file: Path,
         *,
         rows: int,
-        alone: int,
-        together: int,
+        threads: int,
         grows: bool = True,
     ) -> None:
-        """One stream, empty. rows: of each at most. alone, together: threads for one row, and for several. grows: up to
-        them; False where a row's numbers depend on how many there may be.
+        """One stream, empty. rows: of each at most. grows: up to them; False where a row's numbers depend on how many
+        there may be.
 
         Raises ConfigError for a file that llama.cpp does not load, and too little memory.
         """
@@ -289,7 +287,7 @@ class LlamaContext:
         self._model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
         if not self._model:
             raise ConfigError(f"{file} cannot be loaded by llama.cpp: {_reason()}")
-        self._rows, self._alone, self._together = rows, alone, together
+        self._rows, self._threads = rows, threads
         self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
         self._made: list[int] = []  # the context
         finalize(self, _free, library, self._model, self._made, self._batch)
@@ -314,7 +312,7 @@ class LlamaContext:
         wanted.rows, wanted.sequences, wanted.unified = capacity * streams, streams, False
         wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
         wanted.flash_attention = 1  # which sums over a row's cache by itself
-        wanted.threads, wanted.batch_threads = self._alone, self._together
+        wanted.threads = wanted.batch_threads = self._threads
         made = library.llama_init_from_model(self._model, wanted)
         if not made:
             raise EngineError(f"llama.cpp cannot keep {streams} times {capacity} rows: {_reason()}.")
@@ -352,7 +350,7 @@ class LlamaContext:
         that follow one another, at most `MOST_ROWS` rows in all. Raises EngineError, and leaves nothing of them."""
         batch, size = self._batch, len(stretches[0].tokens)
         is_alone = size == len(stretches) == 1
-        is_divided = self._alone > 1 and stretches[0].start >= _SPLIT_FROM
+        is_divided = self._threads > 1 and stretches[0].start >= _SPLIT_FROM
         padding = int(is_alone and self.is_exact and (self.least_rows > 1 or is_divided))
         row = 0
         for stream, start, tokens, scored in stretches:
