@@ -4,15 +4,16 @@
 is divided at them, and masks that hold for the answer alone or bring the thinking to its end. The text of an answer is,
 in this order: blanks, the first mark, thinking, the second mark, the answer. Without the first mark all of it is the
 answer, and after a prompt that ends with the first mark it begins with thinking. Blanks around marks belong to neither
-part. Marks are found by their text, however they are divided into tokens.
+part. Marks are found by their text, however they are divided into tokens. An answer of gpt-oss is several messages,
+each headed by a channel, which says whether it is thinking, the answer or a call (OpenAI's Harmony).
 
 *Calls of tools*, as data: the text before, between and behind name and arguments, by the family that a chat template
 shows. Calls are enforced (`grammar.json_schema`), parsed and written into prompts by the same data. A call is `head`,
 name, `middle`, arguments, `tail`; calls stand between `begin` and `end`, with `between` among them. Arguments are a
 JSON object, or parameters in tags, each a text of its own (`tagged`).
 
-Not handled: channels that follow one another, as gpt-oss writes them; a second thinking within one answer; calls of
-Python, as Llama 4 writes them; ids of calls, as Mistral's of one release and Kimi's.
+Not handled: a second thinking within one answer, but in channels; calls of Python, as Llama 4 writes them; ids of
+calls, as Mistral's of one release and Kimi's; gpt-oss's own tools.
 """
 
 from __future__ import annotations
@@ -36,11 +37,16 @@ Part = Literal["before", "thinking", "answer"]  # before: it is not known yet wh
 SWITCH: Final = "enable_thinking"  # variable by which most chat templates turn it on and off
 NO_THINKING: Final[Mapping[str, object]] = MappingProxyType({SWITCH: False})
 MARKS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
+CHANNELS: Final = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
+"""Around the first message of gpt-oss, in which it thinks."""
+_FINAL, _MESSAGE, _END = "<|channel|>final<|message|>", "<|message|>", "<|end|>"
+_MAX_HEADER: Final = 256  # characters before `_MESSAGE`; what has more of them is none
 
 
 def marks_of(template: str) -> tuple[str, str] | None:
     """The marks of a model by its chat template; None: it does not think."""
-    return next((marks for marks in MARKS if marks[1] in template), None)
+    found = next((marks for marks in MARKS if marks[1] in template), None)
+    return found or (CHANNELS if CHANNELS[0] in template else None)
 
 
 def switched(variables: Mapping[str, object]) -> Mapping[str, object]:
@@ -53,7 +59,7 @@ def thinking_after(prompt: str, marks: tuple[str, str], begun: str, budget: int 
     the answer, with which a prompt ends that goes on from one."""
     begin, end = marks
     head = prompt.removesuffix(begun).rstrip()
-    if head.endswith(end):
+    if head.endswith(end) and marks != CHANNELS:  # whose second mark every prompt ends with
         return None
     text = begun.lstrip()
     is_open = head.endswith(begin) or text.startswith(begin)
@@ -63,8 +69,9 @@ def thinking_after(prompt: str, marks: tuple[str, str], begun: str, budget: int 
 
 
 def with_thinking(reasoning: str, content: str, marks: tuple[str, str]) -> str:
-    """An earlier answer with its thinking, as the model wrote it: what stays of that is the template's to say."""
-    return f"{marks[0]}\n{reasoning.strip()}\n{marks[1]}\n\n{content}"
+    """An earlier answer with its thinking, as the model wrote it: what stays of that is the template's to say. In
+    channels without it, which they leave out."""
+    return content if marks == CHANNELS else f"{marks[0]}\n{reasoning.strip()}\n{marks[1]}\n\n{content}"
 
 
 class Piece(NamedTuple):
@@ -141,18 +148,78 @@ class ThinkingText:
         return text
 
 
+class ChannelText:
+    """Divides the text of one answer in channels while it comes, as `ThinkingText` does. A call is text of the answer,
+    as `HARMONY` writes it, wherever its header names the function."""
+
+    def __init__(self) -> None:
+        self.part: Part = "before"
+        self.held = ""  # text that may be a mark, or a header
+        self._in_header = True
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that have become final, none of them empty."""
+        self.held += text
+        pieces: list[Piece] = []
+        while self._header(pieces) if self._in_header else self._content(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """What was held back, at the end, unless it is a header."""
+        text, self.held = "" if self._in_header else self.held, ""
+        return [Piece(text, self.part == "thinking")] if text else []
+
+    def _header(self, pieces: list[Piece]) -> bool:
+        at = self.held.find(_MESSAGE)
+        begins = ("<|channel|>", " to=")  # the first header; others begin with the speaker
+        may_be = self.part != "before" or any(self.held.startswith(x) or x.startswith(self.held) for x in begins)
+        if may_be and at < 0 and len(self.held) < _MAX_HEADER + len(_MESSAGE):
+            return False
+        self._in_header = False
+        if not may_be or not 0 <= at <= _MAX_HEADER:
+            self.part = "answer"
+            return True
+        header, self.held = self.held[:at], self.held[at + len(_MESSAGE) :]
+        _, is_call, called = header.partition(" to=functions.")
+        if is_call:
+            name = "".join(called.partition("<|")[0].split()[:1])
+            pieces.append(Piece(HARMONY.head + name + HARMONY.middle, thought=False))
+        self.part = "thinking" if "analysis" in header and not is_call else "answer"
+        return True
+
+    def _content(self, pieces: list[Piece]) -> bool:
+        text, mark, rest = self.held.partition(_END)
+        if not mark:
+            kept = next((n for n in range(len(_END) - 1, 0, -1) if text.endswith(_END[:n])), 0)
+            text, rest = text[: len(text) - kept], text[len(text) - kept :]
+        if text:
+            pieces.append(Piece(text, self.part == "thinking"))
+        self.held, self._in_header = rest, bool(mark)
+        return bool(mark)
+
+
+def text_parts(thinking: Thinking | None) -> ThinkingText | ChannelText:
+    """What divides the text of an answer that may begin with this thinking."""
+    in_channels = thinking is not None and (thinking.begin, thinking.end) == CHANNELS
+    return ChannelText() if in_channels else ThinkingText(thinking)
+
+
 class ThinkingMask(Mask):
     """`core.sampling.sampler.Mask` that lets any thinking come first: the form holds behind it, the budget ends it.
 
     One blank token, a line end or two, may stand between the second mark and the answer, as models write it.
     """
 
-    def __init__(self, form: Mask | None, thinking: Thinking, tokenizer: TextModel) -> None:
-        """form: what the answer keeps to; None: nothing."""
+    def __init__(self, form: Mask | None, thinking: Thinking, tokenizer: TextModel, *, calls: bool = False) -> None:
+        """form: what the answer keeps to; None: nothing. calls: it may be calls, which have channels of their own."""
         self._form, self._thinking, self._tokenizer = form, thinking, tokenizer
         self._path = _Path(thinking, tokenizer.token_bytes)
         self._begin = tokenizer.encode(thinking.begin, own=True)
         self._end = tokenizer.encode(thinking.end, own=True)
+        in_channels = (thinking.begin, thinking.end) == CHANNELS
+        self._lead = tokenizer.encode(_FINAL, own=True) if in_channels and not calls else []
+        self._sure = 1 if in_channels else len(self._begin) - 1  # place of the token that nothing but thinking has
         blanks = (tokenizer.encode(text) for text in ("\n", "\n\n"))
         self._blanks = frozenset(ids[0] for ids in blanks if len(ids) == 1)
         size = tokenizer.vocab_size
@@ -164,20 +231,23 @@ class ThinkingMask(Mask):
         part, at = self._path.read(path)
         if part == "answer":
             answer = self._answer(path, at)
-            found = None if self._form is None else self._form.allowed(answer)
+            if answer == self._lead[: len(answer)] and len(answer) < len(self._lead):
+                return _only((self._lead[len(answer)],), self._tokenizer.vocab_size)
+            found = None if self._form is None else self._form.allowed(answer[len(self._lead) :])
             return _also(found, self._blanks) if len(path) == at > 0 and not answer else found
         if part == "before":
             return self._before(path)
         budget = self._thinking.budget
         if budget is not None and len(path) - at >= budget:
-            return _only(self._next_of_end(path), self._tokenizer.vocab_size)
+            return _only((self._next_of_end(path),), self._tokenizer.vocab_size)
         return None if self._form is None else self._no_eos
 
     def complete(self, path: Sequence[int]) -> bool:
         part, at = self._path.read(path)
         if self._form is None:
             return True
-        return part != "thinking" and self._form.complete(self._answer(path, at) if part == "answer" else path)
+        answer = self._answer(path, at) if part == "answer" else path
+        return part != "thinking" and self._form.complete(answer[len(self._lead) :])
 
     def _answer(self, path: Sequence[int], at: int) -> Sequence[int]:
         """The answer's tokens, from `at` on. What the last token of the mark holds beyond it is encoded anew."""
@@ -187,13 +257,16 @@ class ThinkingMask(Mask):
 
     def _before(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Where the first mark may still follow: it, or what the form allows."""
-        found = None if self._form is None else self._form.allowed(path)
         place = len(path)
+        if self._lead:
+            marks = (self._lead, self._begin if self._thinking.budget != 0 else [])
+            return _only([each[place] for each in marks if list(path) == each[:place]], self._tokenizer.vocab_size)
+        found = None if self._form is None else self._form.allowed(path)
         if place >= len(self._begin) or list(path) != self._begin[:place]:
             return found
         if self._thinking.budget != 0:
             return _also(found, (self._begin[place],))
-        if place + 1 < len(self._begin):
+        if place != self._sure:
             return found
         kept = np.ones(self._tokenizer.vocab_size, dtype=np.bool_) if found is None else found.copy()
         kept[self._begin[place]] = False
@@ -213,9 +286,9 @@ def _also(allowed: NDArray[np.bool_] | None, tokens: Sequence[int] | frozenset[i
     return more
 
 
-def _only(token: int, size: int) -> NDArray[np.bool_]:
+def _only(tokens: Sequence[int], size: int) -> NDArray[np.bool_]:
     allowed = np.zeros(size, dtype=np.bool_)
-    allowed[token] = True
+    allowed[list(tokens)] = True
     return allowed
 
 
@@ -320,7 +393,18 @@ HERMES: Final = ToolFormat(
     "}\n</tool_call>",
 )
 """Of Hermes, Qwen2.5 and Qwen3; for models whose template shows no other."""
+HARMONY: Final = ToolFormat(  # gpt-oss
+    "harmony",
+    (CHANNELS[0],),
+    "<|channel|>commentary to=functions.",
+    "<|channel|>commentary to=functions.",
+    " <|constrain|>json<|message|>",
+    "",
+    between="",
+    many=False,
+)
 FORMATS: Final = (
+    HARMONY,
     ToolFormat(  # Qwen3-Coder, Qwen3.5
         "qwen3_coder",
         ("<tool_call>", "<function="),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -10,11 +11,14 @@ from hypothesis import strategies as st
 
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.fake import EOS, ByteTokenizer
-from paceline.engine.families import Part, ThinkingText, marks_of, thinking_after
+from paceline.engine.families import CHANNELS, Part, format_of, marks_of, text_parts, thinking_after
 from paceline.engine.grammar.compiler import GrammarCompiler
 
 MARKS = ("<think>", "</think>")
 MAY, BEGUN = Thinking(*MARKS), Thinking(*MARKS, begun=True)
+IN_CHANNELS = Thinking(*CHANNELS)
+CALL = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 1}'
+THINKS, NEXT = CHANNELS
 YES = '{"enum": ["yes", "no"]}'
 
 
@@ -37,13 +41,27 @@ class MarkTokenizer(ByteTokenizer):
         return super().encode(text)
 
 
+class ChannelTokenizer(MarkTokenizer):
+    """Bytes, and the tokens of channels."""
+
+    PIECES = (b"<|channel|>", b"<|message|>", b"<|end|>", b"<|start|>", b"<|constrain|>")
+    thinking = CHANNELS
+
+    def encode(self, text: str, *, own: bool = False) -> list[int]:
+        parts = re.split("(<[|][a-z]+[|]>)", text) if own else [text]
+        return [token for part in parts for token in self._encoded(part.encode())]
+
+    def _encoded(self, part: bytes) -> list[int]:
+        return [EOS + 1 + self.PIECES.index(part)] if part in self.PIECES else list(part)
+
+
 GRAMMARS = GrammarCompiler(MarkTokenizer())
 OPEN, CLOSE, LINES, LAST, QUOTE, LAST_LINES = range(EOS + 1, EOS + 7)
 
 
 def divided(pieces: Sequence[str], thinking: Thinking | None) -> tuple[str, str, Part]:
     """(thinking, answer, the part in which the text ends)"""
-    reader = ThinkingText(thinking)
+    reader = text_parts(thinking)
     found = [piece for text in pieces for piece in reader.push(text)] + reader.flush()
     assert all(piece.text for piece in found)
     return (
@@ -70,6 +88,54 @@ def divided(pieces: Sequence[str], thinking: Thinking | None) -> tuple[str, str,
 def test_thinking_stands_before_the_answer(text: str, thinking: Thinking | None, thought: str, answer: str) -> None:
     assert divided([text], thinking)[:2] == (thought, answer)
     assert divided(list(text), thinking)[:2] == (thought, answer)
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "answer"),
+    [
+        (f"<|channel|>analysis<|message|>Two\n{NEXT}<|channel|>final<|message|>Four.", "Two\n", "Four."),
+        ("<|channel|>final<|message|>Four.", "", "Four."),
+        ("Four.", "", "Four."),
+        ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", ""),
+        (f"<|channel|>analysis<|message|>Two{NEXT}<|channel|>fin", "Two", ""),
+        (f"<|channel|>analysis<|message|>Ask.{NEXT}{CALL}", "Ask.", CALL),
+        (f"<|channel|>commentary<|message|>I ask.{NEXT}{CALL}", "", "I ask." + CALL),
+        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", CALL),
+        (
+            f'<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis to=functions.add code<|message|>{{"a": 1}}',
+            "A",
+            CALL,
+        ),
+        (
+            f"<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis<|message|>B{NEXT}<|channel|>final<|message|>C",
+            "AB",
+            "C",
+        ),
+        ("<|channel|>" + "a" * 300 + "<|message|>b", "", "<|channel|>" + "a" * 300 + "<|message|>b"),
+        ("<|channel|>" + "a" * 600, "", "<|channel|>" + "a" * 600),
+    ],
+)
+def test_channels_say_what_is_thought_said_and_called(text: str, thought: str, answer: str) -> None:
+    assert divided([text], IN_CHANNELS)[:2] == (thought, answer)
+    assert divided(list(text), IN_CHANNELS)[:2] == (thought, answer)
+
+
+MESSAGES = [
+    "<|channel|>",
+    "<|message|>",
+    "<|end|>",
+    "<|start|>assistant",
+    "analysis",
+    "final",
+    " to=functions.",
+    "a <",
+    " ",
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=14).map("".join))
+def test_where_channels_are_cut_makes_no_difference(text: str) -> None:
+    assert divided(list(text), IN_CHANNELS) == divided([text], IN_CHANNELS)
 
 
 TEXTS = st.lists(st.sampled_from([*MARKS, "<", "</th", "think>", " ", "\n", "ab", "é"]), max_size=9).map("".join)
@@ -122,6 +188,42 @@ def test_a_budget_of_thinking_ends_with_the_second_mark(kind: str) -> None:
     assert OPEN not in follow(none, [])
     begun = GRAMMARS.mask(Constraint(kind, text, thinking=Thinking(*MARKS, begun=True, budget=0)))  # type: ignore[arg-type]
     assert follow(begun, []) == {CLOSE}
+
+
+def test_a_form_in_channels_stands_in_the_last() -> None:
+    tokenizer = ChannelTokenizer()
+    grammars = GrammarCompiler(tokenizer)
+    channel, message, end, *_ = range(EOS + 1, EOS + 6)
+    thought, final = [channel, *b"analysis", message, *b"hm"], [channel, *b"final", message]
+    after = [*thought, *tokenizer.encode(NEXT, own=True)]
+    mask = grammars.mask(Constraint("json_schema", YES, thinking=IN_CHANNELS))
+    assert follow(mask, []) == {channel}
+    assert follow(mask, [channel]) == {ord("a"), ord("f")}
+    assert follow(mask, thought) == follow(mask, [*thought, end]) == set(range(tokenizer.vocab_size)) - {EOS}
+    for before in (after, []):
+        assert ord("i") in follow(mask, [*before, channel, ord("f")])
+        assert follow(mask, [*before, *final]) == {ord('"')}
+        assert not mask.complete([*before, *final]) and not mask.complete([*before, channel])
+        assert mask.complete([*before, *final, *b'"no"']) and follow(mask, [*before, *final, *b'"no"']) == {EOS}
+    silent = grammars.mask(Constraint("json_schema", YES, thinking=Thinking(*CHANNELS, budget=0)))
+    assert follow(silent, [channel]) == {ord("f")}
+    short = grammars.mask(Constraint("text", "", thinking=Thinking(*CHANNELS, budget=2)))
+    assert follow(short, thought) == {end} and follow(short, after) == {channel}
+    tools = '{"tools": [{"name": "add", "parameters": {"type": "object"}}], "format": "harmony", "parallel": false'
+    must = grammars.mask(Constraint("tools", f'{tools}, "required": true}}', thinking=IN_CHANNELS))
+    may = grammars.mask(Constraint("tools", f'{tools}, "required": false}}', thinking=IN_CHANNELS))
+    call = tokenizer.encode(CALL, own=True)
+    assert must.complete([*after, *call]) and may.complete([*after, *call]) and may.complete([*after, *final, *b"no"])
+    assert not must.complete([*after, *final, *b"no"]) and follow(must, after) >= {channel}
+    assert follow(must, [*after, *call[:12]]) == {call[12]}
+
+
+def test_a_template_in_channels_says_so() -> None:
+    shown = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+    assert (marks_of(shown), format_of(shown).name) == (CHANNELS, "harmony")
+    prompt = "<|start|>user<|message|>2 + 2?<|end|><|start|>assistant"
+    assert thinking_after(prompt, CHANNELS, "", None) == IN_CHANNELS
+    assert thinking_after(f"{prompt}<|channel|>final<|message|>It is", CHANNELS, "It is", None) is None
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ class GrammarCompiler:
     def _whole(self, form: GrammarMask | None, constraint: Constraint) -> Mask:
         """The mask of a whole answer, thinking and end included."""
         thinking = constraint.thinking
-        mask = form if thinking is None else ThinkingMask(form, thinking, self._tokenizer)
+        calls = constraint.kind == "tools"
+        mask = form if thinking is None else ThinkingMask(form, thinking, self._tokenizer, calls=calls)
         if mask is not None and not (constraint.min_tokens or constraint.ignore_eos):
             return mask
         return EndMask(mask, constraint, self._tokenizer.vocab_size, self._eos_ids)

@@ -13,7 +13,7 @@ from paceline.core.batching.segment import Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Thinking
 from paceline.engine.base import TextModel
-from paceline.engine.families import Piece, ThinkingText
+from paceline.engine.families import Piece, text_parts
 from paceline.runtime.engine_loop.requests import SequenceOp
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.service import Logprobs, TokenLogprob
@@ -82,7 +82,7 @@ class AnswerText:
         """min_tokens: that complete no stop string. thinking: that the answer may begin with."""
         self._bytes = tokenizer.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._parts = ThinkingText(thinking)
+        self._parts = text_parts(thinking)
         self._stops = StopStrings(tuple(stops))
         self._early = min_tokens  # tokens to come of those
         self.length = 0  # characters of all tokens so far, without an incomplete one
