@@ -1,6 +1,8 @@
 """Tokens per second and time to first token by the number of clients, of all servers in turn.
 
 In a round each number of clients asks every way the same questions, new ones each round, so that nothing is cached.
+A way is asked once all servers are calm: vLLM's compute threads wait awake for a second after an answer, on the cores
+of whichever server comes next.
 Paceline's ways are one process; each has a key of its own, so that one does not find what another has cached. A
 baseline that cannot run, or fails, is a row that says why.
 """
@@ -9,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import httpx
+import psutil
 
 from paceline.commands.demo import Children
 from paceline.errors import PacelineError
@@ -32,6 +36,8 @@ SAMPLED: Final = "paceline autoregressive, sampled"
 TEMPERATURE: Final = 0.8  # of `SAMPLED`; all other ways are greedy
 TOP_P: Final = 0.95
 WARM_UP_TOKENS: Final = 4
+CALM_S: Final = 0.3  # over which servers are looked at
+CALM: Final = 0.15  # of one core: what all of them may take beside answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +165,13 @@ def measure(children: Children, model: ModelFiles, load: Load) -> Measured:
                 urls[system.name] = start(children, system, model).url
         except PacelineError as error:
             measured.left_out[system.name] = _reason(error)
-    asyncio.run(_rounds(measured, [way for way in ways if way.system.name in urls], urls, model))
+    asyncio.run(_rounds(measured, [way for way in ways if way.system.name in urls], urls, model, children))
     return measured
 
 
-async def _rounds(measured: Measured, ways: Sequence[Way], urls: Mapping[str, str], model: ModelFiles) -> None:
+async def _rounds(
+    measured: Measured, ways: Sequence[Way], urls: Mapping[str, str], model: ModelFiles, children: Children
+) -> None:
     """The first round is a warm-up with short answers, and left out."""
     load, number = measured.load, 0
     clients = {name: connect(url, max(load.clients)) for name, url in urls.items()}
@@ -175,6 +183,7 @@ async def _rounds(measured: Measured, ways: Sequence[Way], urls: Mapping[str, st
                         continue
                     tokens = load.tokens if round_index else WARM_UP_TOKENS
                     questions = [way.question(model, number + i, load, tokens) for i in range(count)]
+                    await _calm(children)
                     try:
                         answers = await ask_together(clients[way.system.name], questions)
                     except (PacelineError, httpx.HTTPError) as error:
@@ -188,6 +197,22 @@ async def _rounds(measured: Measured, ways: Sequence[Way], urls: Mapping[str, st
     finally:
         for client in clients.values():
             await client.aclose()
+
+
+async def _calm(children: Children) -> None:
+    """Wait until no server computes any more."""
+    spent = math.inf
+    while spent > CALM * CALM_S:
+        before = _processor_s(children)
+        await asyncio.sleep(CALM_S)
+        spent = _processor_s(children) - before
+
+
+def _processor_s(children: Children) -> float:
+    """Of all servers and their own children so far."""
+    servers = [psutil.Process(child.process.pid) for child in children.members if child.process.poll() is None]
+    processes = [each for server in servers for each in (server, *server.children(recursive=True))]
+    return sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
 def _in_turn(ways: Sequence[Way], round_index: int) -> Iterable[Way]:
