@@ -152,7 +152,7 @@ class Vllm:
         openmp = vllm.parents[1] / "lib" / "libiomp5.so"  # its builds for CPUs want Intel's
         if openmp.is_file():
             settings += [f"LD_PRELOAD={openmp}", "VLLM_CPU_OMP_THREADS_BIND=nobind", f"OMP_NUM_THREADS={cores()}"]
-        flags = ["--host", "127.0.0.1", "--port", str(port), "--dtype", model.dtype, "--enforce-eager"]
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--dtype", model.dtype]
         flags += ["--max-model-len", str(CONTEXT), "--max-num-seqs", str(MOST_CLIENTS)]
         return ["env", *settings, str(vllm), "serve", str(model.directory), *flags]
 
