@@ -39,14 +39,14 @@ NO_THINKING: Final[Mapping[str, object]] = MappingProxyType({SWITCH: False})
 MARKS: Final = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>"))
 CHANNELS: Final = ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant")
 """Around the first message of gpt-oss, in which it thinks."""
-_FINAL, _MESSAGE, _END = "<|channel|>final<|message|>", "<|message|>", "<|end|>"
+_FINAL, _CALL = "<|channel|>final<|message|>", "<|channel|>commentary to"  # how what is said begins, and a call
+_MESSAGE, _END = "<|message|>", "<|end|>"
 _MAX_HEADER: Final = 256  # characters before `_MESSAGE`; what has more of them is none
 
 
 def marks_of(template: str) -> tuple[str, str] | None:
     """The marks of a model by its chat template; None: it does not think."""
-    found = next((marks for marks in MARKS if marks[1] in template), None)
-    return found or (CHANNELS if CHANNELS[0] in template else None)
+    return CHANNELS if CHANNELS[0] in template else next((marks for marks in MARKS if marks[1] in template), None)
 
 
 def switched(variables: Mapping[str, object]) -> Mapping[str, object]:
@@ -150,12 +150,13 @@ class ThinkingText:
 
 class ChannelText:
     """Divides the text of one answer in channels while it comes, as `ThinkingText` does. A call is text of the answer,
-    as `HARMONY` writes it, wherever its header names the function."""
+    as `HARMONY` writes it, wherever its header names the function. Messages of one part are lines."""
 
-    def __init__(self) -> None:
-        self.part: Part = "before"
+    def __init__(self, begun: bool) -> None:
+        """begun: the prompt ends with the header of thinking."""
+        self.part: Part = "thinking" if begun else "before"
         self.held = ""  # text that may be a mark, or a header
-        self._in_header = True
+        self._in_header = not begun
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that have become final, none of them empty."""
@@ -167,10 +168,12 @@ class ChannelText:
 
     def flush(self) -> list[Piece]:
         """What was held back, at the end, unless it is a header."""
-        text, self.held = "" if self._in_header else self.held, ""
+        is_header = self._in_header and (self.part != "before" or "<|channel|>" in self.held)
+        text, self.held = "" if is_header else self.held, ""
         return [Piece(text, self.part == "thinking")] if text else []
 
     def _header(self, pieces: list[Piece]) -> bool:
+        self.held = self.held.lstrip("\n") if self.part == "before" else self.held
         at = self.held.find(_MESSAGE)
         begins = ("<|channel|>", " to=")  # the first header; others begin with the speaker
         may_be = self.part != "before" or any(self.held.startswith(x) or x.startswith(self.held) for x in begins)
@@ -185,7 +188,9 @@ class ChannelText:
         if is_call:
             name = "".join(called.partition("<|")[0].split()[:1])
             pieces.append(Piece(HARMONY.head + name + HARMONY.middle, thought=False))
-        self.part = "thinking" if "analysis" in header and not is_call else "answer"
+        before, self.part = self.part, "thinking" if "analysis" in header and not is_call else "answer"
+        if before == self.part and not is_call:
+            pieces.append(Piece("\n", self.part == "thinking"))
         return True
 
     def _content(self, pieces: list[Piece]) -> bool:
@@ -201,8 +206,9 @@ class ChannelText:
 
 def text_parts(thinking: Thinking | None) -> ThinkingText | ChannelText:
     """What divides the text of an answer that may begin with this thinking."""
-    in_channels = thinking is not None and (thinking.begin, thinking.end) == CHANNELS
-    return ChannelText() if in_channels else ThinkingText(thinking)
+    if thinking is not None and (thinking.begin, thinking.end) == CHANNELS:
+        return ChannelText(thinking.begun)
+    return ThinkingText(thinking)
 
 
 class ThinkingMask(Mask):
@@ -211,15 +217,18 @@ class ThinkingMask(Mask):
     One blank token, a line end or two, may stand between the second mark and the answer, as models write it.
     """
 
-    def __init__(self, form: Mask | None, thinking: Thinking, tokenizer: TextModel, *, calls: bool = False) -> None:
-        """form: what the answer keeps to; None: nothing. calls: it may be calls, which have channels of their own."""
+    def __init__(
+        self, form: Mask | None, thinking: Thinking, tokenizer: TextModel, calls: Literal["no", "may", "must"] = "no"
+    ) -> None:
+        """form: what the answer keeps to; None: nothing. calls: whether these may be what it holds."""
         self._form, self._thinking, self._tokenizer = form, thinking, tokenizer
         self._path = _Path(thinking, tokenizer.token_bytes)
         self._begin = tokenizer.encode(thinking.begin, own=True)
         self._end = tokenizer.encode(thinking.end, own=True)
-        in_channels = (thinking.begin, thinking.end) == CHANNELS
-        self._lead = tokenizer.encode(_FINAL, own=True) if in_channels and not calls else []
-        self._sure = 1 if in_channels else len(self._begin) - 1  # place of the token that nothing but thinking has
+        heads = {"no": (_FINAL,), "may": (_FINAL, _CALL), "must": (_CALL,)}[calls]
+        self._in_channels = (thinking.begin, thinking.end) == CHANNELS
+        self._heads = [tokenizer.encode(head, own=True) for head in heads if self._in_channels]
+        self._lead = self._heads[0] if self._heads and calls != "must" else []  # which the form does not see
         blanks = (tokenizer.encode(text) for text in ("\n", "\n\n"))
         self._blanks = frozenset(ids[0] for ids in blanks if len(ids) == 1)
         size = tokenizer.vocab_size
@@ -231,15 +240,17 @@ class ThinkingMask(Mask):
         part, at = self._path.read(path)
         if part == "answer":
             answer = self._answer(path, at)
-            if answer == self._lead[: len(answer)] and len(answer) < len(self._lead):
-                return _only((self._lead[len(answer)],), self._tokenizer.vocab_size)
-            found = None if self._form is None else self._form.allowed(answer[len(self._lead) :])
+            if (headed := self._headed(answer, self._heads)) is not None:
+                return headed
+            found = None if self._form is None else self._form.allowed(self._formed(answer))
+            if self._in_channels and found is not None:
+                return _but(found, self._end[0])  # the message behind the thinking is the last
             return _also(found, self._blanks) if len(path) == at > 0 and not answer else found
         if part == "before":
             return self._before(path)
-        budget = self._thinking.budget
-        if budget is not None and len(path) - at >= budget:
-            return _only((self._next_of_end(path),), self._tokenizer.vocab_size)
+        budget, ending = self._thinking.budget, self._next_of_end(path)
+        if (budget is not None and len(path) - at >= budget) or (self._in_channels and ending != self._end[0]):
+            return _only((ending,), self._tokenizer.vocab_size)
         return None if self._form is None else self._no_eos
 
     def complete(self, path: Sequence[int]) -> bool:
@@ -247,7 +258,20 @@ class ThinkingMask(Mask):
         if self._form is None:
             return True
         answer = self._answer(path, at) if part == "answer" else path
-        return part != "thinking" and self._form.complete(answer[len(self._lead) :])
+        if part == "thinking" or self._headed(answer, self._heads) is not None:
+            return False
+        return self._form.complete(self._formed(answer))
+
+    def _headed(self, answer: Sequence[int], heads: Sequence[list[int]]) -> NDArray[np.bool_] | None:
+        """Tokens that follow where one of the heads has not ended; None elsewhere."""
+        place = len(answer)
+        following = [head[place] for head in heads if place < len(head) and list(answer) == head[:place]]
+        return _only(following, self._tokenizer.vocab_size) if following else None
+
+    def _formed(self, answer: Sequence[int]) -> Sequence[int]:
+        """What the form sees of an answer."""
+        size = len(self._lead)
+        return answer[size:] if list(answer[:size]) == self._lead else answer
 
     def _answer(self, path: Sequence[int], at: int) -> Sequence[int]:
         """The answer's tokens, from `at` on. What the last token of the mark holds beyond it is encoded anew."""
@@ -258,15 +282,15 @@ class ThinkingMask(Mask):
     def _before(self, path: Sequence[int]) -> NDArray[np.bool_] | None:
         """Where the first mark may still follow: it, or what the form allows."""
         place = len(path)
-        if self._lead:
-            marks = (self._lead, self._begin if self._thinking.budget != 0 else [])
-            return _only([each[place] for each in marks if list(path) == each[:place]], self._tokenizer.vocab_size)
+        thinking = [self._begin] if self._in_channels and self._thinking.budget != 0 else []
+        if (headed := self._headed(path, [*self._heads, *thinking])) is not None:
+            return headed
         found = None if self._form is None else self._form.allowed(path)
         if place >= len(self._begin) or list(path) != self._begin[:place]:
             return found
         if self._thinking.budget != 0:
             return _also(found, (self._begin[place],))
-        if place != self._sure:
+        if place + 1 < len(self._begin):
             return found
         kept = np.ones(self._tokenizer.vocab_size, dtype=np.bool_) if found is None else found.copy()
         kept[self._begin[place]] = False
@@ -284,6 +308,12 @@ def _also(allowed: NDArray[np.bool_] | None, tokens: Sequence[int] | frozenset[i
     more = allowed.copy()
     more[list(tokens)] = True
     return more
+
+
+def _but(allowed: NDArray[np.bool_], token: int) -> NDArray[np.bool_]:
+    fewer = allowed.copy()
+    fewer[token] = False
+    return fewer
 
 
 def _only(tokens: Sequence[int], size: int) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -25,7 +26,7 @@ YES = '{"enum": ["yes", "no"]}'
 class MarkTokenizer(ByteTokenizer):
     """Bytes, both marks as tokens of their own, and tokens across the end of the second."""
 
-    PIECES = (b"<think>", b"</think>", b"\n\n", b"k>", b'k>"', b"k>\n\n")
+    PIECES: tuple[bytes, ...] = (b"<think>", b"</think>", b"\n\n", b"k>", b'k>"', b"k>\n\n")
     thinking = MARKS
 
     @property
@@ -96,6 +97,8 @@ def test_thinking_stands_before_the_answer(text: str, thinking: Thinking | None,
         (f"<|channel|>analysis<|message|>Two\n{NEXT}<|channel|>final<|message|>Four.", "Two\n", "Four."),
         ("<|channel|>final<|message|>Four.", "", "Four."),
         ("Four.", "", "Four."),
+        ("<", "", "<"),
+        (f"\n{THINKS}Two{NEXT}<|channel|>final<|message|>Four.", "Two", "Four."),
         ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", ""),
         (f"<|channel|>analysis<|message|>Two{NEXT}<|channel|>fin", "Two", ""),
         (f"<|channel|>analysis<|message|>Ask.{NEXT}{CALL}", "Ask.", CALL),
@@ -108,7 +111,7 @@ def test_thinking_stands_before_the_answer(text: str, thinking: Thinking | None,
         ),
         (
             f"<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis<|message|>B{NEXT}<|channel|>final<|message|>C",
-            "AB",
+            "A\nB",
             "C",
         ),
         ("<|channel|>" + "a" * 300 + "<|message|>b", "", "<|channel|>" + "a" * 300 + "<|message|>b"),
@@ -193,13 +196,14 @@ def test_a_budget_of_thinking_ends_with_the_second_mark(kind: str) -> None:
 def test_a_form_in_channels_stands_in_the_last() -> None:
     tokenizer = ChannelTokenizer()
     grammars = GrammarCompiler(tokenizer)
-    channel, message, end, *_ = range(EOS + 1, EOS + 6)
+    channel, message, end, start, _ = range(EOS + 1, EOS + 6)
     thought, final = [channel, *b"analysis", message, *b"hm"], [channel, *b"final", message]
     after = [*thought, *tokenizer.encode(NEXT, own=True)]
     mask = grammars.mask(Constraint("json_schema", YES, thinking=IN_CHANNELS))
     assert follow(mask, []) == {channel}
     assert follow(mask, [channel]) == {ord("a"), ord("f")}
-    assert follow(mask, thought) == follow(mask, [*thought, end]) == set(range(tokenizer.vocab_size)) - {EOS}
+    assert follow(mask, thought) == set(range(tokenizer.vocab_size)) - {EOS}
+    assert follow(mask, [*thought, end]) == {start}
     for before in (after, []):
         assert ord("i") in follow(mask, [*before, channel, ord("f")])
         assert follow(mask, [*before, *final]) == {ord('"')}
@@ -210,12 +214,25 @@ def test_a_form_in_channels_stands_in_the_last() -> None:
     short = grammars.mask(Constraint("text", "", thinking=Thinking(*CHANNELS, budget=2)))
     assert follow(short, thought) == {end} and follow(short, after) == {channel}
     tools = '{"tools": [{"name": "add", "parameters": {"type": "object"}}], "format": "harmony", "parallel": false'
-    must = grammars.mask(Constraint("tools", f'{tools}, "required": true}}', thinking=IN_CHANNELS))
-    may = grammars.mask(Constraint("tools", f'{tools}, "required": false}}', thinking=IN_CHANNELS))
     call = tokenizer.encode(CALL, own=True)
-    assert must.complete([*after, *call]) and may.complete([*after, *call]) and may.complete([*after, *final, *b"no"])
-    assert not must.complete([*after, *final, *b"no"]) and follow(must, after) >= {channel}
-    assert follow(must, [*after, *call[:12]]) == {call[12]}
+    held = f'"required": false, "content": {{"kind": "json_schema", "text": {json.dumps(YES)}}}'
+    for rest, says, is_form in (
+        ('"required": true', False, False),
+        ('"required": false', True, False),
+        (held, True, True),
+    ):
+        mask = grammars.mask(Constraint("tools", f"{tools}, {rest}}}", thinking=IN_CHANNELS))
+        assert mask.complete([*after, *call]) and follow(mask, [*after, *call[:-1]]) >= {call[-1]}
+        assert follow(mask, after) == {channel}
+        assert follow(mask, [*after, channel]) == {ord("c"), *([ord("f")] if says else [])}
+        assert mask.complete([*after, *final, *b'"no"']) == says
+        assert mask.complete([*after, *final, *b"well"]) == (says and not is_form)
+        assert not says or end not in follow(mask, [*after, *final, *b'"n'])
+
+
+def test_thinking_that_a_prompt_begins_in_channels_is_thinking() -> None:
+    text = f"Two{NEXT}<|channel|>final<|message|>Four."
+    assert divided(list(text), Thinking(*CHANNELS, begun=True))[:2] == ("Two", "Four.")
 
 
 def test_a_template_in_channels_says_so() -> None:

@@ -101,8 +101,11 @@ class GrammarCompiler:
     def _whole(self, form: GrammarMask | None, constraint: Constraint) -> Mask:
         """The mask of a whole answer, thinking and end included."""
         thinking = constraint.thinking
-        calls = constraint.kind == "tools"
-        mask = form if thinking is None else ThinkingMask(form, thinking, self._tokenizer, calls=calls)
+        mask: Mask | None = form
+        if thinking is not None:
+            may = constraint.kind == "tools"
+            must = may and json.loads(constraint.text).get("required")
+            mask = ThinkingMask(form, thinking, self._tokenizer, "must" if must else "may" if may else "no")
         if mask is not None and not (constraint.min_tokens or constraint.ignore_eos):
             return mask
         return EndMask(mask, constraint, self._tokenizer.vocab_size, self._eos_ids)

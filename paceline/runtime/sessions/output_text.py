@@ -97,7 +97,7 @@ class AnswerText:
     @property
     def settled(self) -> int:
         """Characters of the tokens so far that are not held back."""
-        return self.length - len(self._parts.held) - len(self._stops.held)
+        return max(0, self.length - len(self._parts.held) - len(self._stops.held))
 
     @property
     def is_thinking(self) -> bool:
