@@ -20,6 +20,7 @@ from paceline.runtime.stages.local import LocalPlace
 from paceline.runtime.stages.members import Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.settings import ServerSettings, variable
+from paceline.system import cores
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.stages.messages import RowFormat
@@ -73,7 +74,7 @@ def open_stages(
             f"local stage {number + 1}",
             key.public_key,
             _arguments(directory, options, wanted, number),
-            {} if options.threads is None else {variable("tuning.threads"): str(options.threads)},
+            {variable("tuning.threads"): str(options.threads or max(1, len(cores()) // wanted.count))},
             model=directory,
         )
         for number in range(wanted.count)

@@ -209,7 +209,7 @@ async def _calm(children: Children) -> None:
 
 
 def _processor_s(children: Children) -> float:
-    """Of all servers and their own children so far."""
+    """Processor seconds of all servers and their own children so far."""
     servers = [psutil.Process(child.process.pid) for child in children.members if child.process.poll() is None]
     processes = [each for server in servers for each in (server, *server.children(recursive=True))]
     return sum(sum(each.cpu_times()[:2]) for each in processes)

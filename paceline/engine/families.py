@@ -167,7 +167,7 @@ class ChannelText:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """What was held back, at the end, unless it is a header."""
+        """Give what was held back, at the end, unless it is a header."""
         is_header = self._in_header and (self.part != "before" or "<|channel|>" in self.held)
         text, self.held = "" if is_header else self.held, ""
         return [Piece(text, self.part == "thinking")] if text else []
@@ -205,7 +205,7 @@ class ChannelText:
 
 
 def text_parts(thinking: Thinking | None) -> ThinkingText | ChannelText:
-    """What divides the text of an answer that may begin with this thinking."""
+    """Make what divides the text of an answer that may begin with this thinking."""
     if thinking is not None and (thinking.begin, thinking.end) == CHANNELS:
         return ChannelText(thinking.begun)
     return ThinkingText(thinking)
@@ -269,7 +269,7 @@ class ThinkingMask(Mask):
         return _only(following, self._tokenizer.vocab_size) if following else None
 
     def _formed(self, answer: Sequence[int]) -> Sequence[int]:
-        """What the form sees of an answer."""
+        """Leave out the header, which the form does not see."""
         size = len(self._lead)
         return answer[size:] if list(answer[:size]) == self._lead else answer
 

@@ -332,8 +332,8 @@ def load_gguf(
     kv_mib: int | None = None,
     streams: int = _LEAST_STREAMS,
 ) -> LlamaCppEngine:
-    """Open the model of a GGUF file. threads: None for one a core. kv_rows, kv_mib: of all streams together at most;
-    default: a quarter of the free memory. streams: at least so many.
+    """Open the model of a GGUF file. threads: None for one a physical core. kv_rows, kv_mib: of all streams together at
+    most; default: a quarter of the free memory. streams: at least so many.
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
