@@ -1,8 +1,8 @@
 """Tokens per second and time to first token by the number of clients, of all servers in turn.
 
 In a round each number of clients asks every way the same questions, new ones each round, so that nothing is cached.
-A way is asked once all servers are calm: vLLM's compute threads wait awake for a second after an answer, on the cores
-of whichever server comes next.
+Servers that are not asked are stopped meanwhile: vLLM's compute threads wait awake for a second after an answer, and a
+server that only looks for messages delays each of the hundreds of times in a step when threads wait for each other.
 Paceline's ways are one process; each has a key of its own, so that one does not find what another has cached. A
 baseline that cannot run, or fails, is a row that says why.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -36,8 +36,6 @@ SAMPLED: Final = "paceline autoregressive, sampled"
 TEMPERATURE: Final = 0.8  # of `SAMPLED`; all other ways are greedy
 TOP_P: Final = 0.95
 WARM_UP_TOKENS: Final = 4
-CALM_S: Final = 0.3  # over which servers are looked at
-CALM: Final = 0.15  # of one core: what all of them may take beside answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +181,9 @@ async def _rounds(
                         continue
                     tokens = load.tokens if round_index else WARM_UP_TOKENS
                     questions = [way.question(model, number + i, load, tokens) for i in range(count)]
-                    await _calm(children)
                     try:
-                        answers = await ask_together(clients[way.system.name], questions)
+                        with _alone(children, urls[way.system.name]):
+                            answers = await ask_together(clients[way.system.name], questions)
                     except (PacelineError, httpx.HTTPError) as error:
                         if isinstance(way.system, Paceline):
                             raise
@@ -199,20 +197,20 @@ async def _rounds(
             await client.aclose()
 
 
-async def _calm(children: Children) -> None:
-    """Wait until no server computes any more."""
-    spent = math.inf
-    while spent > CALM * CALM_S:
-        before = _processor_s(children)
-        await asyncio.sleep(CALM_S)
-        spent = _processor_s(children) - before
-
-
-def _processor_s(children: Children) -> float:
-    """Processor seconds of all servers and their own children so far."""
-    servers = [psutil.Process(child.process.pid) for child in children.members if child.process.poll() is None]
-    processes = [each for server in servers for each in (server, *server.children(recursive=True))]
-    return sum(sum(each.cpu_times()[:2]) for each in processes)
+@contextmanager
+def _alone(children: Children, url: str) -> Iterator[None]:
+    """The other servers, and their own children, are stopped within."""
+    others = [
+        psutil.Process(each.process.pid) for each in children.members if each.url != url and each.process.poll() is None
+    ]
+    processes = [each for other in others for each in (other, *other.children(recursive=True))]
+    try:
+        for each in processes:
+            each.suspend()
+        yield
+    finally:
+        for each in processes:
+            each.resume()
 
 
 def _in_turn(ways: Sequence[Way], round_index: int) -> Iterable[Way]:

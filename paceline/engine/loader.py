@@ -108,8 +108,8 @@ def load_model(
 
 def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine | None:
     """The model with a copy of its weights as they are, where that is faster on a CPU, and exact: those in half
-    precision that torch would compute in float32. Without torch, all that llama.cpp can run. None for others, for
-    options that name an engine or a format, and where a copy has no room."""
+    precision that torch would compute in float32 without our kernel. Without torch, all that llama.cpp can run. None
+    for others, for options that name an engine or a format, and where a copy has no room."""
     from paceline.engine.llama_cpp.library import is_installed
     from paceline.hub.quantize import is_convertible, quantized
 
@@ -120,9 +120,10 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
     if has_torch:
         import torch
 
+        from paceline.engine import layer_kernel
         from paceline.engine.weights import format_of
 
-        if not format_of("auto", torch.device("cpu"), directory).by_rows:
+        if layer_kernel.kernel() or not format_of("auto", torch.device("cpu"), directory).by_rows:
             return None
     from paceline.engine.llama_cpp.engine import load_gguf
 

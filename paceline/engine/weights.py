@@ -2,9 +2,10 @@
 weights in the file's format, and quantised checkpoints.
 
 A processor without arithmetic in bfloat16 computes in float32. Weights converted at once would take two to eight times
-the file, read from memory for every token; here a tile of rows is converted into a buffer that stays in the
-processor's cache, multiplied there, and overwritten by the next tile. Weights of a mapped file stay in the mapping,
-and a tied embedding is the same tensor as the head.
+the file, read from memory for every token. Here those of 16 bits are converted in registers, by a kernel in C; others,
+and all where it was not built, in tiles of rows, in a buffer that stays in the processor's cache, is multiplied there,
+and is overwritten by the next tile. Weights of a mapped file stay in the mapping, and a tied embedding is the same
+tensor as the head.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quanti
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from paceline.engine import layer_kernel
 from paceline.engine.tensors import computes_bfloat16
 from paceline.errors import ConfigError
 
@@ -39,24 +41,30 @@ class Rows(Protocol):
     def shape(self) -> tuple[int, int]:
         """(out, in)"""
 
-    def floats(self, first: int, stop: int, buffer: Tensor) -> Tensor:
-        """Rows `first` to `stop` - 1 in float32, in `buffer` unless they are float32 already. buffer: (rows, in)"""
+    @property
+    def is_converted(self) -> bool:
+        """True if `tile` needs its buffer."""
+
+    def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
+        """Rows `first` to `stop` - 1 in float32, in `buffer`, or as they are where these can be multiplied.
+        buffer: (rows, in); None where none is needed"""
 
 
 class FloatRows:
     """Numbers of any floating format that torch converts."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight
+        self._weight = weight.contiguous()
+        self.is_converted = weight.dtype != torch.float32 and not layer_kernel.can_run(weight)
 
     @property
     def shape(self) -> tuple[int, int]:
         out, width = self._weight.shape
         return out, width
 
-    def floats(self, first: int, stop: int, buffer: Tensor) -> Tensor:
-        rows = self._weight[first:stop]
-        return rows if rows.dtype == torch.float32 else buffer.copy_(rows)
+    def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
+        rows = self._weight if stop - first == len(self._weight) else self._weight[first:stop]
+        return rows if buffer is None else buffer.copy_(rows)
 
 
 class Scratch:
@@ -84,19 +92,29 @@ class StoredLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in), float32 → (..., out)"""
-        flat = x.reshape(-1, self.in_features)
+        flat = x.reshape(-1, self.in_features).contiguous()
         y = flat.new_empty(len(flat), self.out_features)
-        step, begin = max(1, _TILE // self.in_features), 0
+        begin = 0
         for part in self.parts:
             rows = part.shape[0]
+            step = max(1, _TILE // self.in_features) if part.is_converted else rows
             for first in range(0, rows, step):
                 stop = min(first + step, rows)
-                tile = part.floats(first, stop, self.scratch.rows(stop - first, self.in_features))
-                torch.mm(flat, tile.t(), out=y[:, begin + first : begin + stop])
+                buffer = self.scratch.rows(stop - first, self.in_features) if part.is_converted else None
+                _multiply(flat, part.tile(first, stop, buffer), self.bias, y, begin + first)
             begin += rows
-        if self.bias is not None:
-            y += self.bias
         return y.view(*x.shape[:-1], self.out_features)
+
+
+def _multiply(x: Tensor, weights: Tensor, bias: Tensor | None, y: Tensor, first: int) -> None:
+    """Write the columns of y from `first` on, as `layer_kernel.linear` does."""
+    if layer_kernel.can_run(weights):
+        layer_kernel.linear(x, weights, bias, y, first)
+        return
+    own = slice(first, first + len(weights))
+    torch.mm(x, weights.t(), out=y[:, own])
+    if bias is not None:
+        y[:, own] += bias[own]
 
 
 def joined(parts: Sequence[StoredLinear]) -> StoredLinear:
@@ -204,6 +222,8 @@ _FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 class ScaledRows:
     """One byte a number, times a scale: floats of 8 bits, or integers from which a zero point is subtracted."""
 
+    is_converted = True
+
     def __init__(self, codes: Tensor, scale: Tensor, zero: Tensor | None = None, group: int | None = None) -> None:
         """codes: (out, in); scale, zero: (out or 1, groups or 1); group: numbers of a row with one scale."""
         self._codes, self._width = codes, codes.shape[1]
@@ -216,7 +236,8 @@ class ScaledRows:
     def shape(self) -> tuple[int, int]:
         return self._codes.shape[0], self._width
 
-    def floats(self, first: int, stop: int, buffer: Tensor) -> Tensor:
+    def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
+        assert buffer is not None
         self._copy(first, stop, buffer)
         whole = self._width // self._group * self._group  # the last group may be shorter
         parts = [(buffer[:, :whole].view(len(buffer), -1, self._group), slice(0, whole // self._group))]
@@ -355,6 +376,8 @@ def _grouped(codes: Tensor, scale: Tensor, zero: Tensor, bits: int, group_of: Te
 class _Reordered:
     """Rows whose columns are stored in another order, as where GPTQ has sorted them by their weight."""
 
+    is_converted = True
+
     def __init__(self, rows: Rows, places: Tensor) -> None:
         """places: (in,) where each column is stored"""
         self._rows, self._places = rows, places
@@ -363,8 +386,8 @@ class _Reordered:
     def shape(self) -> tuple[int, int]:
         return self._rows.shape
 
-    def floats(self, first: int, stop: int, buffer: Tensor) -> Tensor:
-        return self._rows.floats(first, stop, buffer).index_select(1, self._places)
+    def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
+        return self._rows.tile(first, stop, buffer).index_select(1, self._places)
 
 
 # How the tensors come into a model: transformers reads every tensor as it is in the file, into the modules that this
@@ -466,7 +489,7 @@ def dequantize(model: PreTrainedModel, dtype: torch.dtype) -> None:
     for name, module in list(model.named_modules()):
         if (rows := rows_of(module)) is not None:
             linear = nn.Linear(rows.shape[1], rows.shape[0], bias=module.bias is not None, device="meta")
-            linear.weight = nn.Parameter(rows.floats(0, rows.shape[0], torch.empty(rows.shape)), requires_grad=False)
+            linear.weight = nn.Parameter(rows.tile(0, rows.shape[0], torch.empty(rows.shape)), requires_grad=False)
             if isinstance(module.bias, Tensor):
                 linear.bias = nn.Parameter(module.bias, requires_grad=False)
             model.set_submodule(name, linear)
@@ -523,11 +546,13 @@ def choose_format(requested: DType, device: torch.device, config: PretrainedConf
         computed, why = served_dtype(device, None if quantization else stored, size)
     if quantization and on_cpu:
         computed, why = torch.float32, "in which processors compute quantised weights"
-    is_kept_half = stored in STORED and computed == torch.float32 and not _is_small(stored, size)
-    by_rows = on_cpu and (quantization is not None or is_kept_half)
+    is_half = stored in STORED and not _is_small(stored, size)
+    is_kept = computed == torch.float32 and (is_half or layer_kernel.kernel() is not None)
+    by_rows = on_cpu and (quantization is not None or is_kept)
     file = quantization or _name(stored or torch.float32)
     if by_rows:
-        kept = f"weights stay in {file} as in the file, and rows are converted when they are used"
+        kept = f"weights stay in {file} as in the file"
+        kept += "" if file == _name(computed) else ", and rows are converted when they are used"
     else:
         kept = f"weights of the file, in {file}, are kept in {_name(computed)}"
     return NumberFormat(computed, bool(quantization) or by_rows, by_rows, f"{_name(computed)}, {why}; {kept}")

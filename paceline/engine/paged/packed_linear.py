@@ -16,8 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers.activations import SiLUActivation
 from transformers.pytorch_utils import Conv1D
 
+from paceline.engine import layer_kernel
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
 from paceline.engine.tensors import computes_bfloat16
 from paceline.engine.weights import StoredEmbedding, StoredLinear, experts_of, joined
@@ -111,11 +113,16 @@ class FusedMLP(nn.Module):
         act = dict(mlp.named_children())["act_fn"]
         self._gate_up = _linear([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")])
         self._down = _linear([mlp.get_submodule("down_proj")])
-        self._act = act
+        self._act, self._is_silu = act, isinstance(act, nn.SiLU | SiLUActivation)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).chunk(2, dim=-1)
-        y: Tensor = self._down(self._act(gate) * up)
+        both = self._gate_up(x)
+        if self._is_silu and layer_kernel.can_run(both):
+            passed = layer_kernel.gate(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            passed = self._act(gate) * up
+        y: Tensor = self._down(passed)
         return y
 
 
@@ -157,7 +164,10 @@ class FusedLayer(nn.Module):
         if self._norms:
             query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
             rotated = torch.cat((self._norms[0](query), self._norms[1](key)), dim=1)
-        rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
+        if layer_kernel.can_run(rotated):
+            layer_kernel.turn(rotated, cos, sin)
+        else:
+            rotated = torch.addcmul(rotated * cos, rotated.roll(self._dim // 2, -1), sin)
         query, key = rotated.split_with_sizes((query_heads, key_heads), dim=1)
         mixed = attn_metadata.attend(self._index, query, key, value, self._params)
         hidden = hidden + self._out(mixed.reshape(len(hidden), -1))
@@ -176,6 +186,8 @@ class _Norm(nn.Module):
         self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # as `head_dim` above
 
     def forward(self, x: Tensor) -> Tensor:
+        if layer_kernel.can_run(x):
+            return layer_kernel.norm(x, self._weight, self._eps)
         return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
 

@@ -58,7 +58,7 @@ SHAPES = {
 }
 
 
-@pytest.fixture(params=["gathered", "twin", "triton"])
+@pytest.fixture(params=["gathered", "twin", "triton", "c"])
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -67,7 +67,7 @@ def attend(name: str, given: Case, *, padded_to: int | None = None) -> torch.Ten
     model = ModelAttention([given.params], given.query.shape[1])
     if name == "triton":
         pytest.importorskip("triton", reason="triton is not installed: its kernels run neither here nor interpreted")
-    chosen: Attention = TorchKernels() if name == "twin" else "triton" if name == "triton" else "gathered"
+    chosen: Attention = TorchKernels() if name == "twin" else name  # type: ignore[assignment]  # one of them
     backend = make_attention(chosen, given.storage, model)
     query, key, value = given.query, given.key, given.value
     if padded_to is None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from paceline.engine import layer_kernel
 from paceline.engine.paged.attention.tile_plan import (
     Attending,
     Kernels,
@@ -179,7 +180,7 @@ def _group_neighbours(segments: Sequence[SegmentSlots]) -> list[list[SegmentSlot
 
 log = logging.getLogger("paceline.engine")
 
-AttentionName = Literal["gathered", "triton"]
+AttentionName = Literal["gathered", "triton", "c"]
 Attention = AttentionName | Kernels
 
 _TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -265,7 +266,10 @@ class Tiled:
 def choose_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> AttentionName:
     """head_dim: the larger one of K and V."""
     if device.type != "cuda":
-        return "gathered"
+        can_run = (
+            layer_kernel.can_run(torch.empty(0, dtype=dtype, device=device)) and head_dim <= layer_kernel.MOST_DIMS
+        )
+        return "c" if can_run else "gathered"
     if dtype not in _TRITON_DTYPES or head_dim > _MAX_DIM:
         reason = f"Triton's kernels are for heads of up to {_MAX_DIM} numbers in float32, bfloat16 or float16"
     elif importlib.util.find_spec("triton") is None:
@@ -286,11 +290,13 @@ def make_attention(chosen: Attention | None, storage: KvStorage, model: ModelAtt
         return Gathered(storage)
     if model.query_heads is None or not model.is_grouped(kv_heads):
         raise ValueError("its layers differ in their query heads")
+    spread = _CPU_SPREAD
+    if chosen == "c":
+        chosen, spread = layer_kernel.CpuKernels(), 1
     if isinstance(chosen, str):
         from paceline.engine.paged.attention.triton_kernels import TritonKernels  # only CUDA's builds of torch bring it
 
         chosen = TritonKernels()
-    spread = _CPU_SPREAD
     if device.type == "cuda":
         spread = -(-_PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count // kv_heads)
     return Tiled(storage, chosen, TileShape(model.query_heads // kv_heads, spread, model.window))

@@ -1,0 +1,725 @@
+/* Parts of a decoder layer on a CPU: linears with weights in a file's format, norms, rotary positions, gates, attention.
+ *
+ * Numbers are float32, bfloat16 or float16, sums float32. A linear reads a weight once where it lies, such as in a mapped
+ * file, and converts it in registers. Attention reads K and V through block tables, as `tile_plan.py` lays them out, with
+ * the softmax on the way (FlashAttention, Dao et al. 2022). Every sum has one order, whichever rows are computed with it:
+ * a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose `GOMP_parallel` is given, so
+ * that no second team waits for the same cores; each takes the next part until none is left. Needs x86-64 with AVX2, FMA
+ * and F16C: `is_supported` tells. The only caller, which owns all memory: `layer_kernel.py`. Nothing is kept between
+ * calls.
+ */
+#if !defined(LANES)
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { FLOAT32, BFLOAT16, FLOAT16 };
+enum { OUTPUTS = 4, TILE = 16 };  /* outputs of a product's inner loop, and those that a thread takes at a time */
+enum { KEPT = 1 << 16 };          /* numbers of rows that stay in a core's second cache, beside a tile's weights */
+enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once for all rows, if these are many */
+enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head that shares K and V; cached rows */
+enum { DIMS = 256 };              /* of a head at most */
+enum { ALONE = 1 << 15 };         /* numbers that are not worth a second thread */
+
+static size_t size_of(int format) { return format == FLOAT32 ? 4 : 2; }
+
+typedef struct {
+    const char *weights; /* (outputs, inputs), row after row */
+    const float *x;      /* (rows, inputs) */
+    const float *bias;   /* (outputs,), or NULL */
+    float *y;            /* (rows, stride) */
+    long rows, inputs, outputs, stride;
+    int format; /* of the weights */
+    long next;  /* output that no thread has taken yet */
+} Product;
+
+typedef struct {
+    const char *x; /* (rows, heads, width), heads beside each other */
+    const char *weight;
+    char *y;
+    long rows, heads, width, x_stride, y_stride; /* strides from row to row, in numbers */
+    float eps;
+    int format;
+    long next;
+} Norm;
+
+typedef struct {
+    char *x; /* (rows, heads, width), heads beside each other: replaced */
+    const char *cos, *sin; /* (rows, width), the first half of sin negated */
+    long rows, heads, width, stride;
+    int format;
+    long next;
+} Turn;
+
+typedef struct {
+    const char *x; /* (rows, 2 * width): gates, then what they let through */
+    char *y;       /* (rows, width) */
+    long rows, width;
+    int format;
+    long next;
+} Gate;
+
+/* Fields of an item, as `tile_plan.Item` names them. */
+enum { ROW, NUM_ROWS, TABLE, BEGIN, END, FULL, OWN, MASK, WORDS, POSITIONS, SLOT, LEAST, FIELDS };
+
+typedef struct {
+    const char *query, *keys, *values; /* (rows, heads, dim), (slots, kv heads, dim) twice */
+    char *output;                      /* (rows, heads, value dim) */
+    const int32_t *items, *pool;
+    const int64_t *positions;
+    long query_row, key_slot, value_slot, output_row; /* strides in numbers; heads lie beside each other */
+    long items_count, heads, kv_heads, key_dim, value_dim, block, window; /* window 0: none */
+    float scale, softcap;                                                  /* softcap 0: none */
+    int format;
+    long next; /* of items and their heads of K and V */
+} Attention;
+
+typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
+#define HAS_KERNEL 1
+#include <immintrin.h>
+#define INLINE static inline __attribute__((always_inline)) TARGET
+#define JOIN_(name, lanes) name##_##lanes
+#define JOIN(name, lanes) JOIN_(name, lanes)
+#define OF(name) JOIN(name, LANES)
+
+#define LANES 8
+#define ROWS 3 /* with four outputs 12 sums, 3 inputs and a weight: all 16 registers */
+#define TARGET __attribute__((target("avx2,fma,f16c")))
+#define VECTOR __m256
+#define INTS __m256i
+#define HALVES __m128i
+#define MM(name) _mm256_##name
+#define LOAD_HALVES(p) _mm_loadu_si128((const __m128i *)(p))
+#define STORE_HALVES(p, x) _mm_storeu_si128((__m128i *)(p), x)
+#define LOW(x) (x)
+#define AS_FLOATS(x) _mm256_castsi256_ps(x)
+#define AS_INTS(x) _mm256_castps_si256(x)
+#define ROUNDED(x) _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+/* 16 bits of every 32, in order */
+#define NARROW(x) _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(x, x), 0xd8))
+#include "layer_kernel.c"
+#undef LANES
+#undef ROWS
+#undef TARGET
+#undef VECTOR
+#undef INTS
+#undef HALVES
+#undef MM
+#undef LOAD_HALVES
+#undef STORE_HALVES
+#undef LOW
+#undef AS_FLOATS
+#undef AS_INTS
+#undef ROUNDED
+#undef NARROW
+
+#define LANES 16
+#define ROWS 6 /* 24 sums, 6 inputs and a weight of 32 registers */
+#define TARGET __attribute__((target("avx2,fma,f16c,avx512f")))
+#define VECTOR __m512
+#define INTS __m512i
+#define HALVES __m256i
+#define MM(name) _mm512_##name
+#define LOAD_HALVES(p) _mm256_loadu_si256((const __m256i *)(p))
+#define STORE_HALVES(p, x) _mm256_storeu_si256((__m256i *)(p), x)
+#define LOW(x)                                                                                                         \
+    _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)))
+#define AS_FLOATS(x) _mm512_castsi512_ps(x)
+#define AS_INTS(x) _mm512_castps_si512(x)
+#define ROUNDED(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+#define NARROW(x) _mm512_cvtepi32_epi16(x)
+#include "layer_kernel.c"
+#endif
+
+/* ---- for Python -------------------------------------------------------------------------------------------------- */
+
+enum { NONE, AVX2, AVX512 };
+
+static int supported(void) {
+#ifdef HAS_KERNEL
+    __builtin_cpu_init();
+    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return NONE;
+    return __builtin_cpu_supports("avx512f") ? AVX512 : AVX2;
+#else
+    return NONE;
+#endif
+}
+
+static PyObject *is_supported(PyObject *self, PyObject *none) {
+    (void)self, (void)none;
+    return PyBool_FromLong(supported() != NONE);
+}
+
+typedef unsigned long long Address;
+#define AT(address) ((void *)(uintptr_t)(address))
+
+/* Have threads work on a task; a small one is left to the caller. */
+static PyObject *run(Address parallel, unsigned threads, void (*narrow)(void *), void (*wide)(void *), void *task) {
+    void (*work)(void *) = supported() == AVX512 ? wide : narrow;
+    Py_BEGIN_ALLOW_THREADS;
+    if (threads > 1)
+        ((Parallel *)AT(parallel))(work, task, threads, 0);
+    else
+        work(task);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+#ifdef HAS_KERNEL
+#define RUN(name, task, is_small) run(parallel, (is_small) ? 1 : threads, name##_8, name##_16, task)
+#else
+#define RUN(name, task, is_small) ((void)parallel, (void)threads, (void)(task), Py_NewRef(Py_None))
+#endif
+
+/* Arguments of all: the address of GOMP_parallel, threads, the format, then the numbers of the task, pointers as integers. */
+static PyObject *linear(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, weights, x, bias, y;
+    unsigned threads;
+    Product t = {.next = 0};
+    if (!PyArg_ParseTuple(arguments, "KIiKllKlKKl", &parallel, &threads, &t.format, &weights, &t.outputs, &t.inputs, &x,
+                          &t.rows, &bias, &y, &t.stride))
+        return NULL;
+    t.weights = AT(weights), t.x = AT(x), t.bias = AT(bias), t.y = AT(y);
+    return RUN(linear, &t, t.outputs <= TILE);
+}
+
+static PyObject *norm(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, x, weight, y;
+    unsigned threads;
+    Norm t = {.next = 0};
+    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlllf", &parallel, &threads, &t.format, &x, &t.x_stride, &y, &t.y_stride,
+                          &weight, &t.rows, &t.heads, &t.width, &t.eps))
+        return NULL;
+    t.x = AT(x), t.weight = AT(weight), t.y = AT(y);
+    return RUN(norm, &t, t.rows * t.heads * t.width < ALONE);
+}
+
+static PyObject *turn(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, x, cos, sin;
+    unsigned threads;
+    Turn t = {.next = 0};
+    if (!PyArg_ParseTuple(arguments, "KIiKlKKlll", &parallel, &threads, &t.format, &x, &t.stride, &cos, &sin, &t.rows,
+                          &t.heads, &t.width))
+        return NULL;
+    t.x = AT(x), t.cos = AT(cos), t.sin = AT(sin);
+    return RUN(turn, &t, t.rows * t.heads * t.width < ALONE);
+}
+
+static PyObject *gate(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, x, y;
+    unsigned threads;
+    Gate t = {.next = 0};
+    if (!PyArg_ParseTuple(arguments, "KIiKKll", &parallel, &threads, &t.format, &x, &y, &t.rows, &t.width)) return NULL;
+    t.x = AT(x), t.y = AT(y);
+    return RUN(gate, &t, t.rows * t.width < ALONE / 4);
+}
+
+static PyObject *attend(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, query, keys, values, output, items, pool, positions;
+    unsigned threads;
+    Attention t = {.next = 0};
+    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlKlKlKKllllllff", &parallel, &threads, &t.format, &query, &t.query_row,
+                          &keys, &t.key_slot, &values, &t.value_slot, &output, &t.output_row, &items, &t.items_count,
+                          &pool, &positions, &t.heads, &t.kv_heads, &t.key_dim, &t.value_dim, &t.block, &t.window,
+                          &t.scale, &t.softcap))
+        return NULL;
+    if (t.key_dim > DIMS || t.value_dim > DIMS) {
+        PyErr_SetString(PyExc_ValueError, "heads of too many numbers");
+        return NULL;
+    }
+    t.query = AT(query), t.keys = AT(keys), t.values = AT(values), t.output = AT(output);
+    t.items = AT(items), t.pool = AT(pool), t.positions = AT(positions);
+    return RUN(attend, &t, t.items_count * t.kv_heads == 1);
+}
+
+static PyMethodDef methods[] = {
+    {"is_supported", is_supported, METH_NOARGS, "True on a processor on which the others run."},
+    {"linear", linear, METH_VARARGS, "y = x W' + b in float32, W in its own format."},
+    {"norm", norm, METH_VARARGS, "Root mean square norm of each head of each row."},
+    {"turn", turn, METH_VARARGS, "Turn heads of rows to their positions, in place."},
+    {"gate", gate, METH_VARARGS, "SiLU of the first half of a row times the second."},
+    {"attend", attend, METH_VARARGS, "Attention of the rows of whole tiles."},
+    {NULL, NULL, 0, NULL},
+};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_layer_kernel", NULL, 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__layer_kernel(void) { return PyModule_Create(&module); }
+
+#else /* the computation, once for each width of registers ----------------------------------------------------------- */
+
+/* ---- numbers in any format ---- */
+INLINE VECTOR OF(load)(const char *numbers, int format, long at) {
+    switch (format) {
+    case BFLOAT16:
+        return AS_FLOATS(MM(slli_epi32)(MM(cvtepu16_epi32)(LOAD_HALVES(numbers + 2 * at)), 16));
+    case FLOAT16:
+        return MM(cvtph_ps)(LOAD_HALVES(numbers + 2 * at));
+    default:
+        return MM(loadu_ps)((const float *)numbers + at);
+    }
+}
+
+INLINE void OF(store)(char *numbers, int format, long at, VECTOR x) {
+    switch (format) {
+    case BFLOAT16: { /* to the nearest, of two to the even one */
+        const INTS bits = AS_INTS(x), odd = MM(srli_epi32)(MM(slli_epi32)(bits, 15), 31);
+        const INTS up = MM(add_epi32)(MM(add_epi32)(bits, odd), MM(set1_epi32)(0x7fff));
+        STORE_HALVES(numbers + 2 * at, NARROW(MM(srli_epi32)(up, 16)));
+        break;
+    }
+    case FLOAT16:
+        STORE_HALVES(numbers + 2 * at, MM(cvtps_ph)(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+        break;
+    default:
+        MM(storeu_ps)((float *)numbers + at, x);
+    }
+}
+
+/* The first `count` numbers, and zeros. */
+INLINE VECTOR OF(load_some)(const char *numbers, int format, long at, long count) {
+    char some[4 * LANES] = {0};
+    memcpy(some, numbers + size_of(format) * at, size_of(format) * count);
+    return OF(load)(some, format, 0);
+}
+
+INLINE void OF(store_some)(char *numbers, int format, long at, VECTOR x, long count) {
+    char some[4 * LANES];
+    OF(store)(some, format, 0, x);
+    memcpy(numbers + size_of(format) * at, some, size_of(format) * count);
+}
+
+INLINE VECTOR OF(load_part)(const char *numbers, int format, long at, long stop) {
+    return at + LANES <= stop ? OF(load)(numbers, format, at) : OF(load_some)(numbers, format, at, stop - at);
+}
+
+INLINE void OF(store_part)(char *numbers, int format, long at, VECTOR x, long stop) {
+    if (at + LANES <= stop)
+        OF(store)(numbers, format, at, x);
+    else
+        OF(store_some)(numbers, format, at, x, stop - at);
+}
+
+INLINE void OF(widen)(const char *numbers, int format, long count, float *into) {
+    for (long i = 0; i < count; i += LANES)
+        OF(store_part)((char *)into, FLOAT32, i, OF(load_part)(numbers, format, i, count), count);
+}
+
+/* The sums of the lanes of each. */
+INLINE __m128 OF(sums)(VECTOR a, VECTOR b, VECTOR c, VECTOR d) {
+    const __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(LOW(a), LOW(b)), _mm256_hadd_ps(LOW(c), LOW(d)));
+    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+}
+
+INLINE float OF(sum)(VECTOR x) { return _mm_cvtss_f32(OF(sums)(x, x, x, x)); }
+
+/* 2 to the power of numbers, within 3e-7 of itself; 0 below -126. */
+INLINE VECTOR OF(exp2)(VECTOR x) {
+    const VECTOR least = MM(set1_ps)(-127.0f), y = MM(max_ps)(x, least);
+    const VECTOR whole = ROUNDED(y), f = MM(sub_ps)(y, whole);
+    VECTOR p = MM(set1_ps)(1.3276473e-3f); /* |f| <= 0.5: least relative error of six terms */
+    p = MM(fmadd_ps)(p, f, MM(set1_ps)(9.6755419e-3f));
+    p = MM(fmadd_ps)(p, f, MM(set1_ps)(5.5507131e-2f));
+    p = MM(fmadd_ps)(p, f, MM(set1_ps)(2.4022120e-1f));
+    p = MM(fmadd_ps)(p, f, MM(set1_ps)(6.9314694e-1f));
+    p = MM(fmadd_ps)(p, f, MM(set1_ps)(1.0f));
+    const INTS power = MM(slli_epi32)(MM(add_epi32)(MM(cvtps_epi32)(whole), MM(set1_epi32)(127)), 23);
+    return MM(mul_ps)(p, AS_FLOATS(power)); /* the power of -127 is 0 */
+}
+
+INLINE long OF(next)(long *counter, long step) { return __atomic_fetch_add(counter, step, __ATOMIC_RELAXED); }
+
+/* ---- linears ---- */
+/* weights: of `outputs` outputs from `output` on, in this format. */
+INLINE void OF(block)(const Product *t, int format, const char *weights, long output, int outputs, long row, int rows) {
+    const long inputs = t->inputs, whole = inputs / LANES * LANES;
+    const size_t size = size_of(format);
+    const float *x = t->x + row * inputs;
+    VECTOR sums[OUTPUTS][ROWS], in[ROWS];
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int r = 0; r < rows; r++) sums[o][r] = MM(setzero_ps)();
+    for (long i = 0; i < whole; i += LANES) {
+        for (int r = 0; r < rows; r++) in[r] = MM(loadu_ps)(x + r * inputs + i);
+        for (int o = 0; o < outputs; o++) {
+            const VECTOR w = OF(load)(weights + size * o * inputs, format, i);
+            for (int r = 0; r < rows; r++) sums[o][r] = MM(fmadd_ps)(w, in[r], sums[o][r]);
+        }
+    }
+    if (whole < inputs) {
+        for (int r = 0; r < rows; r++)
+            in[r] = OF(load_some)((const char *)(x + r * inputs), FLOAT32, whole, inputs - whole);
+        for (int o = 0; o < outputs; o++) {
+            const VECTOR w = OF(load_some)(weights + size * o * inputs, format, whole, inputs - whole);
+            for (int r = 0; r < rows; r++) sums[o][r] = MM(fmadd_ps)(w, in[r], sums[o][r]);
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        float found[OUTPUTS];
+        _mm_storeu_ps(found, OF(sums)(sums[0][r], sums[1][r], sums[2][r], sums[3][r]));
+        float *y = t->y + (row + r) * t->stride + output;
+        for (int o = 0; o < outputs; o++) y[o] = found[o] + (t->bias ? t->bias[output + o] : 0.0f);
+    }
+}
+
+/* Calls for as many rows as fit, with counts that are constants, so that sums stay in registers. */
+#define BLOCKS(row, stop, block)                                                                                       \
+    do {                                                                                                               \
+        long r_ = (row);                                                                                               \
+        for (; r_ + ROWS <= (stop); r_ += ROWS) block(r_, ROWS);                                                       \
+        switch ((stop)-r_) {                                                                                           \
+        case 5:                                                                                                        \
+            block(r_, (5 < ROWS ? 5 : 1));                                                                             \
+            break;                                                                                                     \
+        case 4:                                                                                                        \
+            block(r_, (4 < ROWS ? 4 : 1));                                                                             \
+            break;                                                                                                     \
+        case 3:                                                                                                        \
+            block(r_, (3 < ROWS ? 3 : 1));                                                                             \
+            break;                                                                                                     \
+        case 2:                                                                                                        \
+            block(r_, 2);                                                                                              \
+            break;                                                                                                     \
+        case 1:                                                                                                        \
+            block(r_, 1);                                                                                              \
+            break;                                                                                                     \
+        }                                                                                                              \
+    } while (0)
+
+INLINE void OF(products)(Product *t, int format) {
+    const long inputs = t->inputs, fit = KEPT / inputs / ROWS * ROWS, most = fit > ROWS ? fit : ROWS;
+    const size_t size = size_of(format);
+    float widened[WIDENED];
+    for (;;) {
+        const long begin = OF(next)(&t->next, TILE);
+        if (begin >= t->outputs) return;
+        const long end = begin + TILE < t->outputs ? begin + TILE : t->outputs;
+        for (long row = 0; row < t->rows; row += most) {
+            const long stop = row + most < t->rows ? row + most : t->rows;
+            const int is_worth = format != FLOAT32 && stop - row > ROWS && OUTPUTS * inputs <= WIDENED;
+            long output = begin;
+            for (; output + OUTPUTS <= end; output += OUTPUTS) {
+                const char *weights = t->weights + size * output * inputs;
+                if (is_worth) {
+                    OF(widen)(weights, format, OUTPUTS * inputs, widened);
+#define BLOCK(r, count) OF(block)(t, FLOAT32, (const char *)widened, output, OUTPUTS, r, count)
+                    BLOCKS(row, stop, BLOCK);
+#undef BLOCK
+                } else {
+#define BLOCK(r, count) OF(block)(t, format, weights, output, OUTPUTS, r, count)
+                    BLOCKS(row, stop, BLOCK);
+#undef BLOCK
+                }
+            }
+            for (; output < end; output++) {
+                const char *weights = t->weights + size * output * inputs;
+#define BLOCK(r, count) OF(block)(t, format, weights, output, 1, r, count)
+                BLOCKS(row, stop, BLOCK);
+#undef BLOCK
+            }
+        }
+    }
+}
+
+#define EACH_FORMAT(format, call) /* as a constant */                                                                  \
+    switch (format) {                                                                                                  \
+    case BFLOAT16:                                                                                                     \
+        call(BFLOAT16);                                                                                                \
+        break;                                                                                                         \
+    case FLOAT16:                                                                                                      \
+        call(FLOAT16);                                                                                                 \
+        break;                                                                                                         \
+    default:                                                                                                           \
+        call(FLOAT32);                                                                                                 \
+    }
+
+TARGET static void OF(linear)(void *task) {
+    Product *t = task;
+#define CALL(format) OF(products)(t, format)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
+}
+
+/* ---- norms, positions and gates, a row at a time ---- */
+INLINE void OF(norms)(Norm *t, int format) {
+    const size_t size = size_of(format);
+    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;)
+        for (long head = 0; head < t->heads; head++) {
+            const char *x = t->x + size * (row * t->x_stride + head * t->width);
+            char *y = t->y + size * (row * t->y_stride + head * t->width);
+            VECTOR squares = MM(setzero_ps)();
+            for (long i = 0; i < t->width; i += LANES) {
+                const VECTOR each = OF(load_part)(x, format, i, t->width);
+                squares = MM(fmadd_ps)(each, each, squares);
+            }
+            const VECTOR scale = MM(set1_ps)(1.0f / sqrtf(OF(sum)(squares) / (float)t->width + t->eps));
+            for (long i = 0; i < t->width; i += LANES) {
+                const VECTOR weight = OF(load_part)(t->weight, format, i, t->width);
+                const VECTOR each = MM(mul_ps)(OF(load_part)(x, format, i, t->width), scale);
+                OF(store_part)(y, format, i, MM(mul_ps)(each, weight), t->width);
+            }
+        }
+}
+
+TARGET static void OF(norm)(void *task) {
+    Norm *t = task;
+#define CALL(format) OF(norms)(t, format)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
+}
+
+INLINE void OF(turns)(Turn *t, int format) {
+    const size_t size = size_of(format);
+    const long half = t->width / 2;
+    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;) {
+        const char *cos = t->cos + size * row * t->width, *sin = t->sin + size * row * t->width;
+        for (long head = 0; head < t->heads; head++) {
+            char *x = t->x + size * (row * t->stride + head * t->width), *y = x + size * half;
+            for (long i = 0; i < half; i += LANES) {
+                const VECTOR a = OF(load_part)(x, format, i, half), b = OF(load_part)(y, format, i, half);
+                const VECTOR c = MM(mul_ps)(a, OF(load_part)(cos, format, i, half));
+                const VECTOR d = MM(mul_ps)(b, OF(load_part)(cos + size * half, format, i, half));
+                OF(store_part)(x, format, i, MM(fmadd_ps)(b, OF(load_part)(sin, format, i, half), c), half);
+                OF(store_part)(y, format, i, MM(fmadd_ps)(a, OF(load_part)(sin + size * half, format, i, half), d), half);
+            }
+        }
+    }
+}
+
+TARGET static void OF(turn)(void *task) {
+    Turn *t = task;
+#define CALL(format) OF(turns)(t, format)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
+}
+
+INLINE void OF(gates)(Gate *t, int format) {
+    const size_t size = size_of(format);
+    const VECTOR one = MM(set1_ps)(1.0f), minus = MM(set1_ps)(-1.44269504f);
+    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;) {
+        const char *x = t->x + size * row * 2 * t->width;
+        char *y = t->y + size * row * t->width;
+        for (long i = 0; i < t->width; i += LANES) {
+            const VECTOR g = OF(load_part)(x, format, i, t->width);
+            const VECTOR up = OF(load_part)(x + size * t->width, format, i, t->width);
+            const VECTOR most = MM(min_ps)(MM(mul_ps)(g, minus), MM(set1_ps)(126.0f));
+            const VECTOR open = MM(div_ps)(g, MM(add_ps)(one, OF(exp2)(most)));
+            OF(store_part)(y, format, i, MM(mul_ps)(open, up), t->width);
+        }
+    }
+}
+
+TARGET static void OF(gate)(void *task) {
+    Gate *t = task;
+#define CALL(format) OF(gates)(t, format)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
+}
+
+/* ---- attention: a tile's rows, once for each of the heads that share a head of K and V ---- */
+typedef struct {
+    float query[LINES][DIMS], mixed[LINES][DIMS]; /* padded with zeros to whole registers */
+    float scores[LINES][COLUMNS];                 /* base 2; then the weights */
+    float keys[COLUMNS][DIMS], values[COLUMNS][DIMS];
+    const float *key_at[COLUMNS], *value_at[COLUMNS];
+    float best[LINES], total[LINES];
+} OF(Tile);
+
+INLINE long OF(padded)(long count) { return (count + LANES - 1) / LANES * LANES; }
+
+/* Rows of the cache as float32: where they lie, or a copy, padded with zeros. */
+INLINE void OF(rows_of)(const char *numbers, int format, long dim, float *copy, const float **at) {
+    if (format == FLOAT32 && dim % LANES == 0) {
+        *at = (const float *)numbers;
+        return;
+    }
+    for (long i = 0; i < dim; i += LANES) MM(storeu_ps)(copy + i, OF(load_part)(numbers, format, i, dim));
+    *at = copy;
+}
+
+/* The columns of `begin` + 0 to COLUMNS - 1 that a row sees, a bit each. */
+INLINE uint32_t OF(seen)(const Attention *t, const int32_t *item, long row, long begin, long count) {
+    const uint32_t stored = count < COLUMNS ? (1u << count) - 1 : ~0u;
+    uint32_t bits = stored;
+    const long position = (long)t->positions[item[ROW] + row];
+    if (begin + count > item[FULL]) {
+        if (item[WORDS] == 0) {
+            const long visible = position + 1 - begin;
+            bits &= visible >= COLUMNS ? ~0u : visible <= 0 ? 0 : (1u << visible) - 1;
+        } else
+            for (long i = 0; i < count; i++) {
+                const long own = begin + i - item[OWN];
+                const int32_t *words = t->pool + item[MASK] + row * item[WORDS];
+                if (own >= 0 && !((uint32_t)words[own / 32] >> (own % 32) & 1)) bits &= ~(1u << i);
+            }
+    }
+    if (t->window)
+        for (long i = 0; i < count; i++) {
+            const long own = begin + i - item[OWN];
+            const long at = item[WORDS] && own >= 0 ? t->pool[item[POSITIONS] + own] : begin + i;
+            if (position - at >= t->window) bits &= ~(1u << i);
+        }
+    return bits;
+}
+
+INLINE void OF(score)(OF(Tile) * tile, long dim, long column, long line, int lines) {
+    VECTOR sums[OUTPUTS][ROWS], in[ROWS];
+    for (int o = 0; o < OUTPUTS; o++)
+        for (int r = 0; r < lines; r++) sums[o][r] = MM(setzero_ps)();
+    for (long i = 0; i < dim; i += LANES) {
+        for (int r = 0; r < lines; r++) in[r] = MM(loadu_ps)(tile->query[line + r] + i);
+        for (int o = 0; o < OUTPUTS; o++) {
+            const VECTOR k = MM(loadu_ps)(tile->key_at[column + o] + i);
+            for (int r = 0; r < lines; r++) sums[o][r] = MM(fmadd_ps)(k, in[r], sums[o][r]);
+        }
+    }
+    for (int r = 0; r < lines; r++)
+        _mm_storeu_ps(tile->scores[line + r] + column, OF(sums)(sums[0][r], sums[1][r], sums[2][r], sums[3][r]));
+}
+
+/* Scores to weights; what a line has mixed so far decays. */
+INLINE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, uint32_t seen) {
+    float *scores = tile->scores[line];
+    VECTOR most = MM(set1_ps)(-INFINITY);
+    for (long i = 0; i < COLUMNS; i += LANES) {
+        VECTOR each = MM(mul_ps)(MM(loadu_ps)(scores + i), MM(set1_ps)(t->scale));
+        if (t->softcap != 0.0f) { /* tanh(x) = 1 - 2 / (exp(2 x) + 1) */
+            const VECTOR one = MM(set1_ps)(1.0f);
+            const VECTOR twice = MM(min_ps)(MM(mul_ps)(each, MM(set1_ps)(2.88539008f / t->softcap)), MM(set1_ps)(126.0f));
+            const VECTOR share = MM(div_ps)(MM(set1_ps)(2.0f), MM(add_ps)(OF(exp2)(twice), one));
+            each = MM(mul_ps)(MM(sub_ps)(one, share), MM(set1_ps)(t->softcap * 1.44269504f));
+        }
+        MM(storeu_ps)(scores + i, each);
+    }
+    if (seen != ~0u)
+        for (long i = 0; i < COLUMNS; i++)
+            if (!(seen >> i & 1)) scores[i] = -INFINITY;
+    for (long i = 0; i < COLUMNS; i += LANES) most = MM(max_ps)(most, MM(loadu_ps)(scores + i));
+    float each[LANES], best = tile->best[line], total;
+    MM(storeu_ps)(each, most);
+    for (int i = 0; i < LANES; i++) best = each[i] > best ? each[i] : best;
+    const VECTOR from = MM(set1_ps)(best);
+    VECTOR sum = MM(setzero_ps)();
+    for (long i = 0; i < COLUMNS; i += LANES) {
+        const VECTOR weight = OF(exp2)(MM(sub_ps)(MM(loadu_ps)(scores + i), from));
+        MM(storeu_ps)(scores + i, weight);
+        sum = MM(add_ps)(sum, weight);
+    }
+    total = OF(sum)(sum);
+    if (best > tile->best[line]) {
+        float decay[LANES];
+        MM(storeu_ps)(decay, OF(exp2)(MM(set1_ps)(tile->best[line] - best)));
+        tile->total[line] *= decay[0];
+        const VECTOR less = MM(set1_ps)(decay[0]);
+        for (long i = 0; i < dim; i += LANES)
+            MM(storeu_ps)(tile->mixed[line] + i, MM(mul_ps)(MM(loadu_ps)(tile->mixed[line] + i), less));
+        tile->best[line] = best;
+    }
+    tile->total[line] += total;
+}
+
+INLINE void OF(mix)(OF(Tile) * tile, long count, long dim, int dims, long line, int lines) {
+    VECTOR sums[ROWS][OUTPUTS], v[OUTPUTS];
+    for (int r = 0; r < lines; r++)
+        for (int d = 0; d < dims; d++) sums[r][d] = MM(loadu_ps)(tile->mixed[line + r] + dim + d * LANES);
+    for (long column = 0; column < count; column++) {
+        for (int d = 0; d < dims; d++) v[d] = MM(loadu_ps)(tile->value_at[column] + dim + d * LANES);
+        for (int r = 0; r < lines; r++) {
+            const VECTOR weight = MM(set1_ps)(tile->scores[line + r][column]);
+            for (int d = 0; d < dims; d++) sums[r][d] = MM(fmadd_ps)(weight, v[d], sums[r][d]);
+        }
+    }
+    for (int r = 0; r < lines; r++)
+        for (int d = 0; d < dims; d++) MM(storeu_ps)(tile->mixed[line + r] + dim + d * LANES, sums[r][d]);
+}
+
+INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head, long line,
+                             long lines) {
+    const size_t size = size_of(format);
+    const long group = t->heads / t->kv_heads, dim = OF(padded)(t->key_dim), wide = OF(padded)(t->value_dim);
+    for (long i = 0; i < lines; i++) {
+        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
+        const char *query = t->query + size * (row * t->query_row + head * t->key_dim);
+        for (long d = 0; d < dim; d += LANES)
+            MM(storeu_ps)(tile->query[i] + d, OF(load_part)(query, format, d, t->key_dim));
+        memset(tile->mixed[i], 0, sizeof(float) * wide);
+        tile->best[i] = -INFINITY, tile->total[i] = 0.0f;
+    }
+    const long first = line / group, last = (line + lines - 1) / group;
+    long begin = item[BEGIN];
+    if (t->window && item[LEAST] - t->window + 1 > begin) begin = (item[LEAST] - t->window + 1) / COLUMNS * COLUMNS;
+    for (; begin < item[END]; begin += COLUMNS) {
+        const long count = item[END] - begin < COLUMNS ? item[END] - begin : COLUMNS;
+        uint32_t seen[LINES], any = 0;
+        for (long row = first; row <= last; row++) any |= seen[row - first] = OF(seen)(t, item, row, begin, count);
+        if (!any) continue;
+        for (long i = 0; i < count; i++) {
+            const long column = begin + i, slot = t->pool[item[TABLE] + column / t->block] * t->block + column % t->block;
+            OF(rows_of)(t->keys + size * (slot * t->key_slot + kv_head * t->key_dim), format, t->key_dim, tile->keys[i],
+                        &tile->key_at[i]);
+            OF(rows_of)(t->values + size * (slot * t->value_slot + kv_head * t->value_dim), format, t->value_dim,
+                        tile->values[i], &tile->value_at[i]);
+        }
+        for (long i = count; i % OUTPUTS; i++) tile->key_at[i] = tile->key_at[0]; /* not seen */
+        for (long column = 0; column < count; column += OUTPUTS) {
+#define BLOCK(r, count) OF(score)(tile, dim, column, r, count)
+            BLOCKS(0, lines, BLOCK);
+#undef BLOCK
+        }
+        for (long i = 0; i < lines; i++) {
+            const uint32_t visible = seen[(line + i) / group - first];
+            if (visible)
+                OF(weigh)(t, tile, i, wide, visible);
+            else
+                memset(tile->scores[i], 0, sizeof tile->scores[i]);
+        }
+        long d = 0;
+        for (; d + OUTPUTS * LANES <= wide; d += OUTPUTS * LANES) {
+#define BLOCK(r, rows) OF(mix)(tile, count, d, OUTPUTS, r, rows)
+            BLOCKS(0, lines, BLOCK);
+#undef BLOCK
+        }
+        for (; d < wide; d += LANES) {
+#define BLOCK(r, rows) OF(mix)(tile, count, d, 1, r, rows)
+            BLOCKS(0, lines, BLOCK);
+#undef BLOCK
+        }
+    }
+    for (long i = 0; i < lines; i++) {
+        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
+        char *output = t->output + size * (row * t->output_row + head * t->value_dim);
+        const VECTOR share = MM(set1_ps)(tile->total[i] > 0.0f ? 1.0f / tile->total[i] : 0.0f);
+        for (long d = 0; d < wide; d += LANES)
+            OF(store_part)(output, format, d, MM(mul_ps)(MM(loadu_ps)(tile->mixed[i] + d), share), t->value_dim);
+    }
+}
+
+INLINE void OF(attentions)(Attention *t, int format) {
+    OF(Tile) tile;
+    memset(&tile.scores, 0, sizeof tile.scores);
+    const long group = t->heads / t->kv_heads;
+    for (long part; (part = OF(next)(&t->next, 1)) < t->items_count * t->kv_heads;) {
+        const int32_t *item = t->items + part / t->kv_heads * FIELDS;
+        const long all = item[NUM_ROWS] * group;
+        for (long line = 0; line < all; line += LINES)
+            OF(attend_lines)(t, format, &tile, item, part % t->kv_heads, line, all - line < LINES ? all - line : LINES);
+    }
+}
+
+TARGET static void OF(attend)(void *task) {
+    Attention *t = task;
+#define CALL(format) OF(attentions)(t, format)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
+}
+#endif

@@ -1,0 +1,124 @@
+"""Parts of a decoder layer on a CPU by a kernel in C, where the installation has built it and the processor runs it.
+
+Each has a twin in torch, which its callers use elsewhere. A row's result has the same bits whatever else is computed
+with it, but rows of a tree and of a chain may differ in the last ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands, StepTensors
+
+FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the kernel numbers them
+MOST_DIMS: Final = 256  # of a head
+_FLOAT: Final = 4  # bytes
+_LOG2_E: Final = 1.4426950408889634
+
+
+@cache
+def kernel() -> ModuleType | None:
+    """The module in C, or None where it was not built, or runs on other processors only."""
+    try:
+        module = import_module("paceline.engine._layer_kernel")
+    except ModuleNotFoundError:
+        return None
+    return module if module.is_supported() and _parallel() else None
+
+
+@cache
+def _parallel() -> int | None:
+    """Address of `GOMP_parallel` of the OpenMP that torch computes with, so that both have one team of threads; None
+    where it has another."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def can_run(tensor: Tensor) -> bool:
+    """True if the kernel computes with tensors like this one."""
+    return tensor.device.type == "cpu" and tensor.dtype in FORMATS and kernel() is not None
+
+
+def linear(x: Tensor, weights: Tensor, bias: Tensor | None, y: Tensor, first: int = 0) -> None:
+    """y = x W' + b, for the columns of y and b from `first` on that W has outputs for. x: (rows, in), y: (rows, all),
+    bias: (all,), float32 and contiguous; weights: (out, in), in any of `FORMATS`, as they lie in memory."""
+    (rows, inputs), (outputs, width), wide = x.shape, weights.shape, y.shape[1]
+    assert inputs == width and len(y) == rows and first + outputs <= wide and weights.is_contiguous()
+    bias_at = 0 if bias is None else bias.data_ptr() + _FLOAT * first
+    at = weights.data_ptr(), outputs, inputs, x.data_ptr(), rows, bias_at, y.data_ptr() + _FLOAT * first, wide
+    _module().linear(*_how(weights), *at)
+
+
+def norm(x: Tensor, weight: Tensor, eps: float, into: Tensor | None = None) -> Tensor:
+    """Root mean square norm of each row, or each head of a row. x: (rows, width) or (rows, heads, width), heads beside
+    each other; into: may be `x`."""
+    y = torch.empty(x.shape, dtype=x.dtype) if into is None else into
+    width, heads = x.shape[-1], x.shape[1] if x.dim() > 2 else 1
+    strides = x.stride(0), y.stride(0)
+    assert x.dtype == weight.dtype and x.stride()[1:] == ((width, 1) if x.dim() > 2 else (1,)) == y.stride()[1:]
+    numbers = x.data_ptr(), strides[0], y.data_ptr(), strides[1], weight.data_ptr(), len(x), heads, width, eps
+    _module().norm(*_how(x), *numbers)
+    return y
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Replace x by x cos + x' sin, x' its halves exchanged. x: (rows, heads, dim), heads beside each other; cos, sin:
+    (rows, 1, dim), the first half of sin negated."""
+    rows, heads, dim = x.shape
+    assert x.stride()[1:] == (dim, 1) and cos.is_contiguous() and sin.is_contiguous() and x.dtype == cos.dtype
+    numbers = x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim
+    _module().turn(*_how(x), *numbers)
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu(a) b of the halves a, b of each row. x: (..., 2 width)"""
+    assert x.is_contiguous()
+    width = x.shape[-1] // 2
+    y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+    _module().gate(*_how(x), x.data_ptr(), y.data_ptr(), y.numel() // width, width)
+    return y
+
+
+class CpuKernels:
+    """`Kernels` of tiled attention. Tiles are not split: parts of a row would depend on the rows beside it."""
+
+    name = "c"
+
+    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
+        del height
+        query, keys, values, output = operands.query, operands.keys, operands.values, operands.output
+        if query.stride()[1:] != (query.shape[2], 1):
+            query = query.contiguous()
+        heads, kv_heads = query.shape[1], keys.shape[1]
+        tensors = (part for each in (query, keys, values, output) for part in (each.data_ptr(), each.stride(0)))
+        plan = items.data_ptr(), len(items), step.pool.data_ptr(), step.positions.data_ptr()
+        sizes = heads, kv_heads, query.shape[2], values.shape[2], operands.block_size, params.window or 0
+        scale = params.scale if params.softcap else params.scale * _LOG2_E
+        _module().attend(*_how(query), *tensors, *plan, *sizes, scale, params.softcap or 0.0)
+
+    def combine(self, _operands: Operands, _step: StepTensors) -> None:
+        raise AssertionError("no tile is split")
+
+
+def _module() -> ModuleType:
+    found = kernel()
+    assert found is not None, "who calls has asked `can_run`"
+    return found
+
+
+def _how(tensor: Tensor) -> tuple[int | None, int, int]:
+    """First arguments of all functions."""
+    return _parallel(), torch.get_num_threads(), FORMATS[tensor.dtype]

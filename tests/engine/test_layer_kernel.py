@@ -1,0 +1,170 @@
+"""Parts of a layer by the kernel in C: what torch computes, and a row's bits alone and beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from paceline.core.batching.segment import Batch, Segment
+from paceline.core.sampling.dist import Dist
+from paceline.engine import layer_kernel
+from paceline.engine.layer_kernel import FORMATS
+from paceline.engine.loader import EngineOptions
+from paceline.engine.paged.attention.backends import ModelAttention, make_attention
+from paceline.engine.weights import FloatRows, Scratch, StoredLinear
+from tests.engine.conftest import load_stored
+from tests.engine.paged.attention_cases import Kind, case
+from tests.engine.trials import assert_same, scratch, sequences
+from tests.kernels import built
+
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # of a result of size 1
+sizes = st.integers(1, 70)
+formats = st.sampled_from(list(FORMATS))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The kernel of the sources, whatever the installation has."""
+    module = built("paceline.engine._layer_kernel", tmp_path_factory.mktemp("kernel"))
+    if not module.is_supported():
+        pytest.skip("this processor has no AVX2")
+    patched = pytest.MonkeyPatch()
+
+    def found() -> ModuleType:
+        return module
+
+    patched.setattr(layer_kernel, "kernel", found)
+
+
+def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def product(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = torch.full((len(x), len(weights) + 2), torch.nan)  # part of a wider result
+    layer_kernel.linear(x, weights, None if bias is None else functional.pad(bias, (1, 1)), y, 1)
+    assert y[:, [0, -1]].isnan().all()
+    return y[:, 1:-1]
+
+
+@settings(max_examples=80)
+@given(rows=sizes, outputs=sizes, inputs=st.integers(1, 1200), dtype=formats, seed=st.integers(0, 99))
+def test_a_linear_is_the_product_and_its_rows_have_the_same_bits_alone(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, seed: int
+) -> None:
+    x, bias = numbers(seed, rows, inputs), numbers(seed + 1, outputs)
+    weights = numbers(seed + 2, outputs, inputs, dtype=dtype)
+    found = product(x, weights, bias)
+    expected = functional.linear(x.double(), weights.double(), bias.double())
+    torch.testing.assert_close(found.double(), expected, atol=2e-6 * inputs**0.5 * 4, rtol=1e-5)
+    row, output = seed % rows, seed % outputs
+    assert torch.equal(product(x[row : row + 1].clone(), weights, bias)[0], found[row])
+    assert torch.equal(product(x[row:].clone(), weights[output:].clone(), bias[output:].clone()), found[row:, output:])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_change_no_bit(threads: int) -> None:
+    x, weights = numbers(0, 9, 640), numbers(1, 1000, 640, dtype=torch.bfloat16)
+    found, before = product(x, weights), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(product(x, weights), found)
+    finally:
+        torch.set_num_threads(before)
+
+
+@given(rows=sizes, heads=st.integers(1, 5), width=sizes, dtype=formats, seed=st.integers(0, 99))
+def test_norms_of_rows_and_of_heads_are_torch_s(
+    rows: int, heads: int, width: int, dtype: torch.dtype, seed: int
+) -> None:
+    wider = numbers(seed, rows, heads + 1, width, dtype=dtype)  # a view of what is projected
+    weight = numbers(seed + 1, width, dtype=dtype)
+    expected = functional.rms_norm(wider.float(), (width,), weight.float(), 1e-5)
+    off = 4 * ROUNDING[dtype]
+    torch.testing.assert_close(
+        layer_kernel.norm(wider[:, :heads], weight, 1e-5).float(), expected[:, :heads], atol=off, rtol=off
+    )
+    flat = wider[:, 0].contiguous()
+    torch.testing.assert_close(layer_kernel.norm(flat, weight, 1e-5).float(), expected[:, 0], atol=off, rtol=off)
+
+
+@given(rows=sizes, heads=st.integers(1, 5), half=st.integers(1, 40), dtype=formats, seed=st.integers(0, 99))
+def test_heads_turn_in_place_and_others_stay(rows: int, heads: int, half: int, dtype: torch.dtype, seed: int) -> None:
+    wider = numbers(seed, rows, heads + 1, 2 * half, dtype=dtype)
+    cos, sin = (numbers(seed + i, rows, 1, 2 * half, dtype=dtype).clamp(-1, 1) for i in (1, 2))
+    x = wider[:, :heads].float()
+    expected = x * cos.float() + x.roll(half, -1) * sin.float()
+    last = wider[:, heads].clone()
+    layer_kernel.turn(wider[:, :heads], cos, sin)
+    off = 4 * ROUNDING[dtype]
+    torch.testing.assert_close(wider[:, :heads].float(), expected, atol=off, rtol=off)
+    assert torch.equal(wider[:, heads], last)
+
+
+@given(rows=sizes, width=sizes, dtype=formats, size=st.sampled_from([0.1, 3.0, 300.0]), seed=st.integers(0, 99))
+def test_gates_are_torch_s(rows: int, width: int, dtype: torch.dtype, size: float, seed: int) -> None:
+    x = (size * numbers(seed, rows, 2 * width)).to(dtype)
+    gates, up = x.float().chunk(2, -1)
+    expected = functional.silu(gates) * up
+    fits = expected.abs() < 6e4  # float16 ends
+    found = layer_kernel.gate(x).float()
+    torch.testing.assert_close(found[fits], expected[fits], atol=4 * ROUNDING[dtype] * size, rtol=4 * ROUNDING[dtype])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.sampled_from(["decode", "chain", "part", "prompt"]), min_size=2, max_size=8), st.integers(0, 99))
+def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int) -> None:
+    given_case = case(kinds, seed, heads=6, kv_heads=2, dim=40, longest=200, window=None if seed % 2 else 50)
+    backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 6))
+
+    def attended(flat: object, rows: slice) -> Tensor:
+        step = backend.prepare(flat)  # type: ignore[arg-type]
+        with torch.inference_mode():
+            return step.attending.attend(
+                0, given_case.query[rows], given_case.key[rows], given_case.value[rows], given_case.params
+            )
+
+    flat = given_case.flat
+    together = attended(flat, slice(None)).clone()
+    for slots in flat.segments:
+        rows = slice(slots.first, slots.first + slots.num_rows)
+        alone = type(slots)(slots.segment, 0, slots.blocks)
+        part = type(flat)([alone], flat.tokens[rows], flat.positions[rows], flat.slots[rows], flat.logits_rows[:0])
+        assert torch.equal(attended(part, rows), together[rows])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
+def test_rows_of_an_engine_have_the_same_bits_in_every_batch(name: str, checkpoint: Callable[[str], Path]) -> None:
+    engine = load_stored(checkpoint(f"half-{name}"), name, EngineOptions(backend="paged", kv_rows=512))
+    tokens = [(7 * i * i + 3 * i) % 97 for i in range(40)]
+    whole = scratch(engine, tokens)
+    with sequences(engine, 3) as seqs:
+        parts: list[Dist] = []
+        for first, stop in ((0, 1), (1, 9), (9, 26), (26, 40)):
+            others = [Segment(seq, first, tuple(range(first, stop)), logits="all") for seq in seqs[1:]]
+            mine = Segment(seqs[0], first, tuple(tokens[first:stop]), logits="all")
+            parts += engine.forward(Batch((others[0], mine, others[1]))).dists[1]
+    for alone, beside in zip(whole, parts, strict=True):
+        assert (alone.probs == beside.probs).all()
+
+
+def test_without_the_kernel_torch_computes_the_same(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = [(5 * i * i + i) % 97 for i in range(40)]
+    options = EngineOptions(backend="paged", kv_rows=64)
+    found = scratch(load_stored(checkpoint("half-llama"), "llama", options), tokens)
+    monkeypatch.setattr(layer_kernel, "kernel", lambda: None)
+    assert_same(scratch(load_stored(checkpoint("half-llama"), "llama", options), tokens), found)
+    linear = StoredLinear([FloatRows(numbers(0, 50, 30, dtype=torch.bfloat16))], numbers(1, 50), Scratch())
+    x = numbers(2, 4, 30)
+    expected = functional.linear(x, numbers(0, 50, 30, dtype=torch.bfloat16).float(), numbers(1, 50))
+    torch.testing.assert_close(linear(x), expected)
