@@ -90,6 +90,11 @@ class StoredLinear(nn.Module):
         self.out_features = sum(part.shape[0] for part in parts)
         self.in_features = parts[0].shape[1]
 
+    @property
+    def weight(self) -> Tensor:
+        """(out, in) in float32, made anew, for modules that multiply with it themselves, such as Mamba's."""
+        return torch.cat([part.tile(0, part.shape[0], torch.empty(part.shape)).float() for part in self.parts])
+
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in), float32 → (..., out)"""
         flat = x.reshape(-1, self.in_features).contiguous()

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine import loader, weights
+from paceline.engine import layer_kernel, loader, weights
 from paceline.engine.llama_cpp import engine
 from paceline.engine.llama_cpp.library import Exactness
 from paceline.engine.loader import Backend, load_model
 from paceline.models import DEVICE
+from tests.kernels import built
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +20,7 @@ def is_slow_in_bfloat16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(weights, "_SMALL_MODEL", 0)
     monkeypatch.setattr(weights, "computes_bfloat16", lambda: False)
+    monkeypatch.setattr(layer_kernel, "kernel", lambda: None)
 
 
 def taken(backend: Backend = "auto") -> tuple[str, str]:
@@ -30,6 +32,15 @@ def test_half_precision_that_torch_would_compute_in_float32_is_copied_for_llama_
     assert [taken(), taken()] == [("llama_cpp", "bf16")] * 2
     assert len(list(tmp_path.glob("paceline/quantized/*.gguf"))) == 1
     assert load_model(DEVICE, threads=1, kv_rows=256, dtype="float32").engine.info.backend == "paged"
+
+
+def test_torch_runs_it_with_the_kernel_in_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(weights, "computes_bfloat16", lambda: False)
+    if layer_kernel.kernel() is None:
+        monkeypatch.setattr(layer_kernel, "kernel", lambda: built("paceline.engine._layer_kernel", tmp_path))
+    assert taken() == ("paged", "float32")
+    assert not list(tmp_path.glob("paceline/quantized/*"))
 
 
 def test_torch_runs_what_it_computes_in_the_format_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

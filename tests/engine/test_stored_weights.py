@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from paceline.engine import weights
+from paceline.engine import layer_kernel, weights
 from paceline.engine.loader import EngineOptions, quiet
 from paceline.engine.stage import load_stage
 from paceline.engine.tensors import dists
@@ -111,5 +111,9 @@ def test_only_what_is_computed_in_another_format_on_a_processor_is_converted_by_
 ) -> None:
     monkeypatch.setattr(weights, "computes_bfloat16", lambda: native)
     monkeypatch.setattr(weights, "_SMALL_MODEL", 0)
+    monkeypatch.setattr(layer_kernel, "kernel", lambda: None)
     chosen = choose_format("auto", torch.device(device), PretrainedConfig(dtype=stored), tmp_path)
     assert (chosen.computed, chosen.by_rows) == (computed, by_rows)
+    monkeypatch.setattr(layer_kernel, "kernel", object)  # then all weights stay as they are that it can multiply
+    chosen = choose_format("auto", torch.device(device), PretrainedConfig(dtype=stored), tmp_path)
+    assert (chosen.computed, chosen.by_rows) == (computed, computed == torch.float32)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from lab.torch_kernels import TorchKernels
 from paceline.core.batching.segment import PlacedSegment, SeqId
+from paceline.engine import layer_kernel
 from paceline.engine.loader import load_engine
 from paceline.engine.paged import engine as paged
 from paceline.engine.paged.attention import backends
@@ -230,8 +231,15 @@ def test_a_gpu_gets_triton_where_it_can_and_a_warning_where_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: object() if is_installed else None)
+    monkeypatch.setattr(layer_kernel, "kernel", lambda: None)
     assert choose_attention(device, dtype, dim) == expected
     assert len(caplog.records) == (device == GPU and expected == "gathered")
+
+
+def test_a_cpu_gets_the_kernel_in_c_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_kernel, "kernel", object)
+    sizes = [(torch.float32, 64), (torch.bfloat16, 256), (torch.float32, 257), (torch.float64, 64)]
+    assert [choose_attention(CPU, *each) for each in sizes] == ["c", "c", "gathered", "gathered"]
 
 
 @pytest.mark.parametrize("fault", ["wrong numbers", "an error"])
