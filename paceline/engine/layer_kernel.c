@@ -29,13 +29,16 @@ enum { ALONE = 1 << 15 };         /* numbers that are not worth a second thread 
 static size_t size_of(int format) { return format == FLOAT32 ? 4 : 2; }
 
 typedef struct {
-    const char *weights; /* (outputs, inputs), row after row */
-    const float *x;      /* (rows, inputs) */
-    const float *bias;   /* (outputs,), or NULL */
-    float *y;            /* (rows, stride) */
-    long rows, inputs, outputs, stride;
-    int format; /* of the weights */
-    long next;  /* output that no thread has taken yet */
+    int64_t weights, outputs, format; /* the address of (outputs, inputs), row after row */
+} Part;
+
+typedef struct {
+    const Part *parts; /* matrices below each other */
+    const float *x;    /* (rows, inputs) */
+    const float *bias; /* of all outputs, or NULL */
+    float *y;          /* (rows, stride) */
+    long count, rows, inputs, stride;
+    long next; /* tile that no thread has taken yet, those of all parts numbered one after the other */
 } Product;
 
 typedef struct {
@@ -78,6 +81,8 @@ typedef struct {
     int format;
     long next; /* of items and their heads of K and V */
 } Attention;
+
+#define AT(address) ((void *)(uintptr_t)(address))
 
 typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
 
@@ -158,7 +163,6 @@ static PyObject *is_supported(PyObject *self, PyObject *none) {
 }
 
 typedef unsigned long long Address;
-#define AT(address) ((void *)(uintptr_t)(address))
 
 /* Have threads work on a task; a small one is left to the caller. */
 static PyObject *run(Address parallel, unsigned threads, void (*narrow)(void *), void (*wide)(void *), void *task) {
@@ -178,17 +182,18 @@ static PyObject *run(Address parallel, unsigned threads, void (*narrow)(void *),
 #define RUN(name, task, is_small) ((void)parallel, (void)threads, (void)(task), Py_NewRef(Py_None))
 #endif
 
-/* Arguments of all: the address of GOMP_parallel, threads, the format, then the numbers of the task, pointers as integers. */
+/* Arguments of all: the address of GOMP_parallel, threads, the format but of a linear, then the numbers of the task,
+ * pointers as integers. */
 static PyObject *linear(PyObject *self, PyObject *arguments) {
     (void)self;
-    Address parallel, weights, x, bias, y;
+    Address parallel, parts, x, bias, y;
     unsigned threads;
     Product t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIiKllKlKKl", &parallel, &threads, &t.format, &weights, &t.outputs, &t.inputs, &x,
-                          &t.rows, &bias, &y, &t.stride))
+    if (!PyArg_ParseTuple(arguments, "KIKllKlKKl", &parallel, &threads, &parts, &t.count, &t.inputs, &x, &t.rows, &bias,
+                          &y, &t.stride))
         return NULL;
-    t.weights = AT(weights), t.x = AT(x), t.bias = AT(bias), t.y = AT(y);
-    return RUN(linear, &t, t.outputs <= TILE);
+    t.parts = AT(parts), t.x = AT(x), t.bias = AT(bias), t.y = AT(y);
+    return RUN(linear, &t, t.count == 1 && t.parts->outputs <= TILE);
 }
 
 static PyObject *norm(PyObject *self, PyObject *arguments) {
@@ -396,37 +401,33 @@ INLINE void OF(block)(const Product *t, int format, const char *weights, long ou
         }                                                                                                              \
     } while (0)
 
-INLINE void OF(products)(Product *t, int format) {
+/* Outputs `begin` to `end` - 1 of a part, whose first output is `before` of all. */
+INLINE void OF(tile)(const Product *t, const Part *part, int format, long begin, long end, long before) {
     const long inputs = t->inputs, fit = KEPT / inputs / ROWS * ROWS, most = fit > ROWS ? fit : ROWS;
     const size_t size = size_of(format);
     float widened[WIDENED];
-    for (;;) {
-        const long begin = OF(next)(&t->next, TILE);
-        if (begin >= t->outputs) return;
-        const long end = begin + TILE < t->outputs ? begin + TILE : t->outputs;
-        for (long row = 0; row < t->rows; row += most) {
-            const long stop = row + most < t->rows ? row + most : t->rows;
-            const int is_worth = format != FLOAT32 && stop - row > ROWS && OUTPUTS * inputs <= WIDENED;
-            long output = begin;
-            for (; output + OUTPUTS <= end; output += OUTPUTS) {
-                const char *weights = t->weights + size * output * inputs;
-                if (is_worth) {
-                    OF(widen)(weights, format, OUTPUTS * inputs, widened);
-#define BLOCK(r, count) OF(block)(t, FLOAT32, (const char *)widened, output, OUTPUTS, r, count)
-                    BLOCKS(row, stop, BLOCK);
+    for (long row = 0; row < t->rows; row += most) {
+        const long stop = row + most < t->rows ? row + most : t->rows;
+        const int is_worth = format != FLOAT32 && stop - row > ROWS && OUTPUTS * inputs <= WIDENED;
+        long output = begin;
+        for (; output + OUTPUTS <= end; output += OUTPUTS) {
+            const char *weights = (const char *)AT(part->weights) + size * output * inputs;
+            if (is_worth) {
+                OF(widen)(weights, format, OUTPUTS * inputs, widened);
+#define BLOCK(r, count) OF(block)(t, FLOAT32, (const char *)widened, before + output, OUTPUTS, r, count)
+                BLOCKS(row, stop, BLOCK);
 #undef BLOCK
-                } else {
-#define BLOCK(r, count) OF(block)(t, format, weights, output, OUTPUTS, r, count)
-                    BLOCKS(row, stop, BLOCK);
-#undef BLOCK
-                }
-            }
-            for (; output < end; output++) {
-                const char *weights = t->weights + size * output * inputs;
-#define BLOCK(r, count) OF(block)(t, format, weights, output, 1, r, count)
+            } else {
+#define BLOCK(r, count) OF(block)(t, format, weights, before + output, OUTPUTS, r, count)
                 BLOCKS(row, stop, BLOCK);
 #undef BLOCK
             }
+        }
+        for (; output < end; output++) {
+            const char *weights = (const char *)AT(part->weights) + size * output * inputs;
+#define BLOCK(r, count) OF(block)(t, format, weights, before + output, 1, r, count)
+            BLOCKS(row, stop, BLOCK);
+#undef BLOCK
         }
     }
 }
@@ -445,9 +446,20 @@ INLINE void OF(products)(Product *t, int format) {
 
 TARGET static void OF(linear)(void *task) {
     Product *t = task;
-#define CALL(format) OF(products)(t, format)
-    EACH_FORMAT(t->format, CALL)
+    for (;;) {
+        long begin = TILE * OF(next)(&t->next, 1), before = 0;
+        const Part *part = t->parts;
+        for (; part < t->parts + t->count; part++) {
+            const long tiles = (part->outputs + TILE - 1) / TILE * TILE;
+            if (begin < tiles) break;
+            begin -= tiles, before += part->outputs;
+        }
+        if (part == t->parts + t->count) return;
+        const long end = begin + TILE < part->outputs ? begin + TILE : part->outputs;
+#define CALL(format) OF(tile)(t, part, format, begin, end, before)
+        EACH_FORMAT(part->format, CALL)
 #undef CALL
+    }
 }
 
 /* ---- norms, positions and gates, a row at a time ---- */

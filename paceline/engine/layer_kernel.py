@@ -7,12 +7,15 @@ with it, but rows of a tree and of a chain may differ in the last ones.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,14 +55,20 @@ def can_run(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in FORMATS and kernel() is not None
 
 
-def linear(x: Tensor, weights: Tensor, bias: Tensor | None, y: Tensor, first: int = 0) -> None:
+def parts_of(weights: Sequence[Tensor]) -> NDArray[np.int64]:
+    """What `linear` is told of matrices below each other. weights: (out, in) each, in any of `FORMATS`, which must
+    stay where they are."""
+    assert all(each.is_contiguous() for each in weights)
+    return np.array([(each.data_ptr(), each.shape[0], FORMATS[each.dtype]) for each in weights], dtype=np.int64)
+
+
+def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, first: int = 0) -> None:
     """y = x W' + b, for the columns of y and b from `first` on that W has outputs for. x: (rows, in), y: (rows, all),
-    bias: (all,), float32 and contiguous; weights: (out, in), in any of `FORMATS`, as they lie in memory."""
-    (rows, inputs), (outputs, width), wide = x.shape, weights.shape, y.shape[1]
-    assert inputs == width and len(y) == rows and first + outputs <= wide and weights.is_contiguous()
+    bias: (all,), all float32 and contiguous; parts: of W"""
+    (rows, inputs), wide = x.shape, y.shape[1]
     bias_at = 0 if bias is None else bias.data_ptr() + _FLOAT * first
-    at = weights.data_ptr(), outputs, inputs, x.data_ptr(), rows, bias_at, y.data_ptr() + _FLOAT * first, wide
-    _module().linear(*_how(weights), *at)
+    where = parts.ctypes.data, parts.shape[0], inputs, x.data_ptr(), rows, bias_at, y.data_ptr() + _FLOAT * first, wide
+    _module().linear(_parallel(), torch.get_num_threads(), *where)
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, into: Tensor | None = None) -> Tensor:
@@ -69,7 +78,7 @@ def norm(x: Tensor, weight: Tensor, eps: float, into: Tensor | None = None) -> T
     width, heads = x.shape[-1], x.shape[1] if x.dim() > 2 else 1
     strides = x.stride(0), y.stride(0)
     assert x.dtype == weight.dtype and x.stride()[1:] == ((width, 1) if x.dim() > 2 else (1,)) == y.stride()[1:]
-    numbers = x.data_ptr(), strides[0], y.data_ptr(), strides[1], weight.data_ptr(), len(x), heads, width, eps
+    numbers = x.data_ptr(), strides[0], y.data_ptr(), strides[1], weight.data_ptr(), x.shape[0], heads, width, eps
     _module().norm(*_how(x), *numbers)
     return y
 
@@ -104,7 +113,7 @@ class CpuKernels:
             query = query.contiguous()
         heads, kv_heads = query.shape[1], keys.shape[1]
         tensors = (part for each in (query, keys, values, output) for part in (each.data_ptr(), each.stride(0)))
-        plan = items.data_ptr(), len(items), step.pool.data_ptr(), step.positions.data_ptr()
+        plan = items.data_ptr(), items.shape[0], step.pool.data_ptr(), step.positions.data_ptr()
         sizes = heads, kv_heads, query.shape[2], values.shape[2], operands.block_size, params.window or 0
         scale = params.scale if params.softcap else params.scale * _LOG2_E
         _module().attend(*_how(query), *tensors, *plan, *sizes, scale, params.softcap or 0.0)

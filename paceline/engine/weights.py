@@ -54,16 +54,16 @@ class FloatRows:
     """Numbers of any floating format that torch converts."""
 
     def __init__(self, weight: Tensor) -> None:
-        self._weight = weight.contiguous()
+        self.weight = weight.contiguous()
         self.is_converted = weight.dtype != torch.float32 and not layer_kernel.can_run(weight)
 
     @property
     def shape(self) -> tuple[int, int]:
-        out, width = self._weight.shape
+        out, width = self.weight.shape
         return out, width
 
     def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
-        rows = self._weight if stop - first == len(self._weight) else self._weight[first:stop]
+        rows = self.weight[first:stop]
         return rows if buffer is None else buffer.copy_(rows)
 
 
@@ -89,6 +89,8 @@ class StoredLinear(nn.Module):
         self.bias = bias
         self.out_features = sum(part.shape[0] for part in parts)
         self.in_features = parts[0].shape[1]
+        whole = [part.weight for part in parts if isinstance(part, FloatRows) and layer_kernel.can_run(part.weight)]
+        self._direct = layer_kernel.parts_of(whole) if len(whole) == len(parts) else None
 
     @property
     def weight(self) -> Tensor:
@@ -98,7 +100,10 @@ class StoredLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in), float32 → (..., out)"""
         flat = x.reshape(-1, self.in_features).contiguous()
-        y = flat.new_empty(len(flat), self.out_features)
+        y = torch.empty(flat.shape[0], self.out_features)
+        if self._direct is not None:
+            layer_kernel.linear(flat, self._direct, self.bias, y)
+            return y.view(*x.shape[:-1], self.out_features)
         begin = 0
         for part in self.parts:
             rows = part.shape[0]
@@ -114,7 +119,7 @@ class StoredLinear(nn.Module):
 def _multiply(x: Tensor, weights: Tensor, bias: Tensor | None, y: Tensor, first: int) -> None:
     """Write the columns of y from `first` on, as `layer_kernel.linear` does."""
     if layer_kernel.can_run(weights):
-        layer_kernel.linear(x, weights, bias, y, first)
+        layer_kernel.linear(x, layer_kernel.parts_of([weights]), bias, y, first)
         return
     own = slice(first, first + len(weights))
     torch.mm(x, weights.t(), out=y[:, own])

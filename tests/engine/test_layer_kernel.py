@@ -50,7 +50,9 @@ def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 def product(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
     y = torch.full((len(x), len(weights) + 2), torch.nan)  # part of a wider result
-    layer_kernel.linear(x, weights, None if bias is None else functional.pad(bias, (1, 1)), y, 1)
+    layer_kernel.linear(
+        x, layer_kernel.parts_of([weights]), None if bias is None else functional.pad(bias, (1, 1)), y, 1
+    )
     assert y[:, [0, -1]].isnan().all()
     return y[:, 1:-1]
 

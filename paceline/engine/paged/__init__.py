@@ -3,5 +3,5 @@
 engine         `PagedEngine`, and `patch_model`, which replaces a model's attention and linears
 kv_cache       `PagedKvCache`, sequences with their block tables; base class of `PagedEngine` and `Stage`
 attention      attention over the blocks for it, gathered or tiled
-packed_linear  linears packed for oneDNN, fused decoder layers and MLPs
+packed_linear  fused decoder layers and MLPs, and linears packed for oneDNN
 """
