@@ -331,7 +331,7 @@ INLINE float OF(sum)(VECTOR x) { return _mm_cvtss_f32(OF(sums)(x, x, x, x)); }
 
 /* 2 to the power of numbers, within 3e-7 of itself; 0 below -126. */
 INLINE VECTOR OF(exp2)(VECTOR x) {
-    const VECTOR least = MM(set1_ps)(-127.0f), y = MM(max_ps)(x, least);
+    const VECTOR least = MM(set1_ps)(-127.0f), y = MM(max_ps)(least, x); /* NaN stays */
     const VECTOR whole = ROUNDED(y), f = MM(sub_ps)(y, whole);
     VECTOR p = MM(set1_ps)(1.3276473e-3f); /* |f| <= 0.5: least relative error of six terms */
     p = MM(fmadd_ps)(p, f, MM(set1_ps)(9.6755419e-3f));
@@ -607,7 +607,7 @@ INLINE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, 
         VECTOR each = MM(mul_ps)(MM(loadu_ps)(scores + i), MM(set1_ps)(t->scale));
         if (t->softcap != 0.0f) { /* tanh(x) = 1 - 2 / (exp(2 x) + 1) */
             const VECTOR one = MM(set1_ps)(1.0f);
-            const VECTOR twice = MM(min_ps)(MM(mul_ps)(each, MM(set1_ps)(2.88539008f / t->softcap)), MM(set1_ps)(126.0f));
+            const VECTOR twice = MM(min_ps)(MM(set1_ps)(126.0f), MM(mul_ps)(each, MM(set1_ps)(2.88539008f / t->softcap)));
             const VECTOR share = MM(div_ps)(MM(set1_ps)(2.0f), MM(add_ps)(OF(exp2)(twice), one));
             each = MM(mul_ps)(MM(sub_ps)(one, share), MM(set1_ps)(t->softcap * 1.44269504f));
         }
@@ -616,7 +616,7 @@ INLINE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, 
     if (seen != ~0u)
         for (long i = 0; i < COLUMNS; i++)
             if (!(seen >> i & 1)) scores[i] = -INFINITY;
-    for (long i = 0; i < COLUMNS; i += LANES) most = MM(max_ps)(most, MM(loadu_ps)(scores + i));
+    for (long i = 0; i < COLUMNS; i += LANES) most = MM(max_ps)(MM(loadu_ps)(scores + i), most);
     float each[LANES], best = tile->best[line], total;
     MM(storeu_ps)(each, most);
     for (int i = 0; i < LANES; i++) best = each[i] > best ? each[i] : best;
@@ -710,7 +710,7 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
     for (long i = 0; i < lines; i++) {
         const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
         char *output = t->output + size * (row * t->output_row + head * t->value_dim);
-        const VECTOR share = MM(set1_ps)(tile->total[i] > 0.0f ? 1.0f / tile->total[i] : 0.0f);
+        const VECTOR share = MM(set1_ps)(tile->total[i] == 0.0f ? 0.0f : 1.0f / tile->total[i]);
         for (long d = 0; d < wide; d += LANES)
             OF(store_part)(output, format, d, MM(mul_ps)(MM(loadu_ps)(tile->mixed[i] + d), share), t->value_dim);
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -20,8 +21,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-    from paceline.engine.paged.attention.tile_plan import LayerAttention, Operands, StepTensors
 
 FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the kernel numbers them
 MOST_DIMS: Final = 256  # of a head
@@ -43,11 +42,10 @@ def kernel() -> ModuleType | None:
 def _parallel() -> int | None:
     """Address of `GOMP_parallel` of the OpenMP that torch computes with, so that both have one team of threads; None
     where it has another."""
-    try:
-        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value
-    except (OSError, AttributeError):
-        return None
+    for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):  # one that is preloaded first
+        with suppress(OSError, AttributeError):
+            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+    return None
 
 
 def can_run(tensor: Tensor) -> bool:
@@ -66,6 +64,7 @@ def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, 
     """y = x W' + b, for the columns of y and b from `first` on that W has outputs for. x: (rows, in), y: (rows, all),
     bias: (all,), all float32 and contiguous; parts: of W"""
     (rows, inputs), wide = x.shape, y.shape[1]
+    assert x.dtype == y.dtype == torch.float32
     bias_at = 0 if bias is None else bias.data_ptr() + _FLOAT * first
     where = parts.ctypes.data, parts.shape[0], inputs, x.data_ptr(), rows, bias_at, y.data_ptr() + _FLOAT * first, wide
     _module().linear(_parallel(), torch.get_num_threads(), *where)
@@ -74,7 +73,7 @@ def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, 
 def norm(x: Tensor, weight: Tensor, eps: float, into: Tensor | None = None) -> Tensor:
     """Root mean square norm of each row, or each head of a row. x: (rows, width) or (rows, heads, width), heads beside
     each other; into: may be `x`."""
-    y = torch.empty(x.shape, dtype=x.dtype) if into is None else into
+    y = x.new_empty(x.shape) if into is None else into
     width, heads = x.shape[-1], x.shape[1] if x.dim() > 2 else 1
     strides = x.stride(0), y.stride(0)
     assert x.dtype == weight.dtype and x.stride()[1:] == ((width, 1) if x.dim() > 2 else (1,)) == y.stride()[1:]
@@ -87,7 +86,8 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Replace x by x cos + x' sin, x' its halves exchanged. x: (rows, heads, dim), heads beside each other; cos, sin:
     (rows, 1, dim), the first half of sin negated."""
     rows, heads, dim = x.shape
-    assert x.stride()[1:] == (dim, 1) and cos.is_contiguous() and sin.is_contiguous() and x.dtype == cos.dtype
+    assert x.stride()[1:] == (dim, 1) and cos.is_contiguous() and sin.is_contiguous()
+    assert cos.shape == sin.shape == (rows, 1, dim) and x.dtype == cos.dtype == sin.dtype
     numbers = x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim
     _module().turn(*_how(x), *numbers)
 
@@ -96,30 +96,34 @@ def gate(x: Tensor) -> Tensor:
     """silu(a) b of the halves a, b of each row. x: (..., 2 width)"""
     assert x.is_contiguous()
     width = x.shape[-1] // 2
-    y = torch.empty((*x.shape[:-1], width), dtype=x.dtype)
+    y = x.new_empty(*x.shape[:-1], width)
     _module().gate(*_how(x), x.data_ptr(), y.data_ptr(), y.numel() // width, width)
     return y
 
 
-class CpuKernels:
-    """`Kernels` of tiled attention. Tiles are not split: parts of a row would depend on the rows beside it."""
-
-    name = "c"
-
-    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
-        del height
-        query, keys, values, output = operands.query, operands.keys, operands.values, operands.output
-        if query.stride()[1:] != (query.shape[2], 1):
-            query = query.contiguous()
-        heads, kv_heads = query.shape[1], keys.shape[1]
-        tensors = (part for each in (query, keys, values, output) for part in (each.data_ptr(), each.stride(0)))
-        plan = items.data_ptr(), items.shape[0], step.pool.data_ptr(), step.positions.data_ptr()
-        sizes = heads, kv_heads, query.shape[2], values.shape[2], operands.block_size, params.window or 0
-        scale = params.scale if params.softcap else params.scale * _LOG2_E
-        _module().attend(*_how(query), *tensors, *plan, *sizes, scale, params.softcap or 0.0)
-
-    def combine(self, _operands: Operands, _step: StepTensors) -> None:
-        raise AssertionError("no tile is split")
+def attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    output: Tensor,
+    items: Tensor,
+    pool: Tensor,
+    positions: Tensor,
+    *,
+    block_size: int,
+    window: int | None,
+    scale: float,
+    softcap: float | None,
+) -> None:
+    """Write the output of whole tiles. query, output: (rows, heads, dim); keys, values: (slots, kv heads, dim); items,
+    pool, positions: as `tile_plan` lays them out."""
+    if query.stride()[1:] != (query.shape[2], 1):
+        query = query.contiguous()
+    assert query.dtype == keys.dtype == values.dtype == output.dtype
+    tensors = (part for each in (query, keys, values, output) for part in (each.data_ptr(), each.stride(0)))
+    plan = items.data_ptr(), items.shape[0], pool.data_ptr(), positions.data_ptr()
+    sizes = query.shape[1], keys.shape[1], query.shape[2], values.shape[2], block_size, window or 0
+    _module().attend(*_how(query), *tensors, *plan, *sizes, scale if softcap else scale * _LOG2_E, softcap or 0.0)
 
 
 def _module() -> ModuleType:

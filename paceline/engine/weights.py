@@ -89,12 +89,16 @@ class StoredLinear(nn.Module):
         self.bias = bias
         self.out_features = sum(part.shape[0] for part in parts)
         self.in_features = parts[0].shape[1]
+        assert all(part.shape[1] == self.in_features for part in parts)
         whole = [part.weight for part in parts if isinstance(part, FloatRows) and layer_kernel.can_run(part.weight)]
         self._direct = layer_kernel.parts_of(whole) if len(whole) == len(parts) else None
 
     @property
     def weight(self) -> Tensor:
-        """(out, in) in float32, made anew, for modules that multiply with it themselves, such as Mamba's."""
+        """(out, in) in float32, for modules that multiply with it themselves, such as Mamba's."""
+        first = self.parts[0]
+        if len(self.parts) == 1 and isinstance(first, FloatRows) and first.weight.dtype == torch.float32:
+            return first.weight
         return torch.cat([part.tile(0, part.shape[0], torch.empty(part.shape)).float() for part in self.parts])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -215,7 +219,7 @@ def _keep_stored(model: PreTrainedModel, quantized: Callable[[nn.Module], Rows |
     if isinstance(table, nn.Embedding) and table.weight.dtype in STORED:
         model.set_input_embeddings(StoredEmbedding(table))
     for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.dtype in STORED:
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
             tensor.data = tensor.detach().float()
 
 

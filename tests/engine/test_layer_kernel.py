@@ -12,14 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
+from transformers import AutoModelForCausalLM
 
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine import layer_kernel
 from paceline.engine.layer_kernel import FORMATS
-from paceline.engine.loader import EngineOptions
+from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import ModelAttention, make_attention
+from paceline.engine.tensors import dists
 from paceline.engine.weights import FloatRows, Scratch, StoredLinear
+from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
 from tests.engine.paged.attention_cases import Kind, case
 from tests.engine.trials import assert_same, scratch, sequences
@@ -170,3 +173,27 @@ def test_without_the_kernel_torch_computes_the_same(
     x = numbers(2, 4, 30)
     expected = functional.linear(x, numbers(0, 50, 30, dtype=torch.bfloat16).float(), numbers(1, 50))
     torch.testing.assert_close(linear(x), expected)
+
+
+def test_what_is_no_number_stays_visible() -> None:
+    given_case = case(["decode", "prompt"], 3, heads=4, kv_heads=2, dim=16)
+    backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 4))
+    for value in (torch.nan, torch.inf):
+        query = given_case.query.clone()
+        query[0] = value
+        step = backend.prepare(given_case.flat)
+        with torch.inference_mode():
+            found = step.attending.attend(0, query, given_case.key, given_case.value, given_case.params)
+        assert found[0].isnan().any() and found[1:].isfinite().all()
+
+
+def test_weights_in_float64_are_converted(tmp_path: Path) -> None:
+    with quiet():
+        model = AutoModelForCausalLM.from_config(sizeable(tied=False)).double()
+        model.save_pretrained(tmp_path)
+    tokens = [(5 * i * i + i) % 97 for i in range(12)]
+    with torch.inference_mode():
+        plain = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
+    engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, device="cpu"), name="double")
+    assert engine.info.dtype == "float32"
+    assert_same(scratch(engine, tokens), dists(plain.float()))

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from paceline.engine import layer_kernel
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
 from paceline.engine.tensors import computes_bfloat16
-from paceline.engine.weights import StoredEmbedding, StoredLinear, experts_of, joined
+from paceline.engine.weights import StoredLinear, experts_of, joined
 from paceline.system import trim_heap
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
@@ -238,16 +238,14 @@ _KEPT_ROWS = 64  # of an embedding that are read before its pages are given back
 def release_mapped_weights(model: nn.Module) -> None:
     """Copy small tensors out of mapped files, and give the pages of the files back."""
     ranges = _mapped_files()
-    if not ranges:
-        return
+    if not ranges or any(isinstance(module, StoredLinear) for module in model.modules()):
+        return  # weights of stored linears are used where they are
     embeddings = {module.weight.data_ptr() for module in model.modules() if isinstance(module, nn.Embedding)}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if _range_of(tensor, ranges) is not None and tensor.data_ptr() not in embeddings:
                 tensor.data = tensor.detach().clone()
         for name, value in list(vars(module).items()):  # tensors that fused modules have taken over
-            if isinstance(module, StoredEmbedding):
-                continue  # its table stays in the mapping, as the weights of stored linears do
             if isinstance(value, torch.Tensor) and _range_of(value, ranges) is not None:
                 setattr(module, name, value.clone())
     for first, stop in ranges:

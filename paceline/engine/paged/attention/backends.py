@@ -18,6 +18,7 @@ from paceline.engine.paged.attention.tile_plan import (
     Attending,
     Kernels,
     LayerAttention,
+    Operands,
     Staging,
     StepShape,
     StepTensors,
@@ -238,6 +239,29 @@ class Gathered:
         return DeviceStep(tokens[None], positions[None], logits_rows, attending)
 
 
+class CpuKernels:
+    """`Kernels` in C. Tiles are not split: parts of a row would depend on the rows beside it."""
+
+    name = "c"
+
+    def attend(self, operands: Operands, step: StepTensors, items: Tensor, height: int, params: LayerAttention) -> None:
+        del height
+        tensors = operands.query, operands.keys, operands.values, operands.output
+        layer_kernel.attend(
+            *tensors,
+            items,
+            step.pool,
+            step.positions,
+            block_size=operands.block_size,
+            window=params.window,
+            scale=params.scale,
+            softcap=params.softcap,
+        )
+
+    def combine(self, operands: Operands, step: StepTensors) -> None:
+        """Nothing is left to do."""
+
+
 class Tiled:
     """`plan`, `send` and `attending` are the steps of `prepare`, for who sends to memory of its own."""
 
@@ -292,7 +316,9 @@ def make_attention(chosen: Attention | None, storage: KvStorage, model: ModelAtt
         raise ValueError("its layers differ in their query heads")
     spread = _CPU_SPREAD
     if chosen == "c":
-        chosen, spread = layer_kernel.CpuKernels(), 1
+        if not layer_kernel.can_run(storage.keys):
+            raise ValueError("the kernel in C does not compute with its K and V")
+        chosen, spread = CpuKernels(), 1
     if isinstance(chosen, str):
         from paceline.engine.paged.attention.triton_kernels import TritonKernels  # only CUDA's builds of torch bring it
 
