@@ -85,8 +85,7 @@ class StoredLinear(nn.Module):
 
     def __init__(self, parts: Sequence[Rows], bias: Tensor | None, scratch: Scratch) -> None:
         super().__init__()
-        self.parts, self.scratch = tuple(parts), scratch
-        self.bias = bias
+        self.parts, self.scratch, self.bias = tuple(parts), scratch, bias
         self.out_features = sum(part.shape[0] for part in parts)
         self.in_features = parts[0].shape[1]
         assert all(part.shape[1] == self.in_features for part in parts)

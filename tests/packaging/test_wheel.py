@@ -93,7 +93,10 @@ def test_the_wheel_holds_every_module_and_data_file_and_nothing_else(wheel: Path
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {name for name in sources() if not name.startswith("paceline/bench/") or name.endswith((".py", ".json"))}
-    kernels = {"paceline/engine/sampling/_row_kernel.abi3.so", "paceline/rag/_encoder_kernel.abi3.so"}
+    kernels = {
+        f"paceline/{each}.abi3.so"
+        for each in ("engine/sampling/_row_kernel", "engine/_layer_kernel", "rag/_encoder_kernel")
+    }
     assert held == expected | kernels
     assert "-cp311-abi3-" in wheel.name, "one wheel for every Python"
 
