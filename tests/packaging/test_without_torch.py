@@ -53,7 +53,7 @@ import paceline.commands.main
 sys.argv[0] = "paceline"
 paceline.commands.main.main()
 """
-ON_TORCH = r"paceline\.engine\.(hf|paged\..*|stage|tensors|weights|sampling\.(?!row_kernel).*)"
+ON_TORCH = r"paceline\.engine\.(hf|layer_kernel|paged\..*|stage|tensors|weights|sampling\.(?!row_kernel).*)"
 IN_A_STAGE = r"paceline\.runtime\.stages\.stage_(server|worker)"
 
 
