@@ -1,12 +1,13 @@
-/* Parts of a decoder layer on a CPU: linears with weights in a file's format, norms, rotary positions, gates, attention.
+/* Parts of a decoder layer on a CPU: linears with weights in a file's format, norms, rotary positions, gates,
+ * attention.
  *
- * Numbers are float32, bfloat16 or float16, sums float32. A linear reads a weight once where it lies, such as in a mapped
- * file, and converts it in registers. Attention reads K and V through block tables, as `tile_plan.py` lays them out, with
- * the softmax on the way (FlashAttention, Dao et al. 2022). Every sum has one order, whichever rows are computed with it:
- * a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose `GOMP_parallel` is given, so
- * that no second team waits for the same cores; each takes the next part until none is left. Needs x86-64 with AVX2, FMA
- * and F16C: `is_supported` tells. The only caller, which owns all memory: `layer_kernel.py`. Nothing is kept between
- * calls.
+ * Numbers are float32, bfloat16 or float16, sums float32. A linear reads a weight once where it lies, such as in a
+ * mapped file, and converts it in registers. Attention reads K and V through block tables, as `tile_plan.py` lays them
+ * out, with the softmax on the way (FlashAttention, Dao et al. 2022). Every sum has one order, whichever rows are
+ * computed with it: a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose
+ * `GOMP_parallel` is given, so that no second team waits for the same cores; each takes the next part until none is
+ * left. Needs x86-64 with AVX2, FMA and F16C: `is_supported` tells. The only caller, which owns all memory:
+ * `layer_kernel.py`. Nothing is kept between calls.
  */
 #if !defined(LANES)
 
@@ -22,7 +23,7 @@ enum { FLOAT32, BFLOAT16, FLOAT16 };
 enum { OUTPUTS = 4, TILE = 16 };  /* outputs of a product's inner loop, and those that a thread takes at a time */
 enum { KEPT = 1 << 16 };          /* numbers of rows that stay in a core's second cache, beside a tile's weights */
 enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once for all rows, if these are many */
-enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head that shares K and V; cached rows */
+enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head of theirs; cached rows */
 enum { DIMS = 256 };              /* of a head at most */
 enum { ALONE = 1 << 15 };         /* numbers that are not worth a second thread */
 
@@ -150,7 +151,8 @@ enum { NONE, AVX2, AVX512 };
 static int supported(void) {
 #ifdef HAS_KERNEL
     __builtin_cpu_init();
-    if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) return NONE;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+        return NONE;
     return __builtin_cpu_supports("avx512f") ? AVX512 : AVX2;
 #else
     return NONE;
@@ -262,7 +264,7 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_layer_kernel", NULL
 
 PyMODINIT_FUNC PyInit__layer_kernel(void) { return PyModule_Create(&module); }
 
-#else /* the computation, once for each width of registers ----------------------------------------------------------- */
+#else /* the computation, once for each width of registers ---------------------------------------------------------- */
 
 /* ---- numbers in any format ---- */
 INLINE VECTOR OF(load)(const char *numbers, int format, long at) {
@@ -501,8 +503,9 @@ INLINE void OF(turns)(Turn *t, int format) {
                 const VECTOR a = OF(load_part)(x, format, i, half), b = OF(load_part)(y, format, i, half);
                 const VECTOR c = MM(mul_ps)(a, OF(load_part)(cos, format, i, half));
                 const VECTOR d = MM(mul_ps)(b, OF(load_part)(cos + size * half, format, i, half));
+                const VECTOR e = OF(load_part)(sin + size * half, format, i, half);
                 OF(store_part)(x, format, i, MM(fmadd_ps)(b, OF(load_part)(sin, format, i, half), c), half);
-                OF(store_part)(y, format, i, MM(fmadd_ps)(a, OF(load_part)(sin + size * half, format, i, half), d), half);
+                OF(store_part)(y, format, i, MM(fmadd_ps)(a, e, d), half);
             }
         }
     }
@@ -607,8 +610,9 @@ INLINE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, 
         VECTOR each = MM(mul_ps)(MM(loadu_ps)(scores + i), MM(set1_ps)(t->scale));
         if (t->softcap != 0.0f) { /* tanh(x) = 1 - 2 / (exp(2 x) + 1) */
             const VECTOR one = MM(set1_ps)(1.0f);
-            const VECTOR twice = MM(min_ps)(MM(set1_ps)(126.0f), MM(mul_ps)(each, MM(set1_ps)(2.88539008f / t->softcap)));
-            const VECTOR share = MM(div_ps)(MM(set1_ps)(2.0f), MM(add_ps)(OF(exp2)(twice), one));
+            const VECTOR twice = MM(mul_ps)(each, MM(set1_ps)(2.88539008f / t->softcap));
+            const VECTOR power = OF(exp2)(MM(min_ps)(MM(set1_ps)(126.0f), twice));
+            const VECTOR share = MM(div_ps)(MM(set1_ps)(2.0f), MM(add_ps)(power, one));
             each = MM(mul_ps)(MM(sub_ps)(one, share), MM(set1_ps)(t->softcap * 1.44269504f));
         }
         MM(storeu_ps)(scores + i, each);
@@ -655,8 +659,8 @@ INLINE void OF(mix)(OF(Tile) * tile, long count, long dim, int dims, long line, 
         for (int d = 0; d < dims; d++) MM(storeu_ps)(tile->mixed[line + r] + dim + d * LANES, sums[r][d]);
 }
 
-INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head, long line,
-                             long lines) {
+INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head,
+                             long line, long lines) {
     const size_t size = size_of(format);
     const long group = t->heads / t->kv_heads, dim = OF(padded)(t->key_dim), wide = OF(padded)(t->value_dim);
     for (long i = 0; i < lines; i++) {
@@ -676,7 +680,8 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
         for (long row = first; row <= last; row++) any |= seen[row - first] = OF(seen)(t, item, row, begin, count);
         if (!any) continue;
         for (long i = 0; i < count; i++) {
-            const long column = begin + i, slot = t->pool[item[TABLE] + column / t->block] * t->block + column % t->block;
+            const long column = begin + i;
+            const long slot = t->pool[item[TABLE] + column / t->block] * t->block + column % t->block;
             OF(rows_of)(t->keys + size * (slot * t->key_slot + kv_head * t->key_dim), format, t->key_dim, tile->keys[i],
                         &tile->key_at[i]);
             OF(rows_of)(t->values + size * (slot * t->value_slot + kv_head * t->value_dim), format, t->value_dim,
