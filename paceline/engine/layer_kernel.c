@@ -25,7 +25,7 @@ enum { KEPT = 1 << 16 };          /* numbers of rows that stay in a core's secon
 enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once for all rows, if these are many */
 enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head of theirs; cached rows */
 enum { DIMS = 256 };              /* of a head at most */
-enum { ALONE = 1 << 15 };         /* numbers that are not worth a second thread */
+enum { ALONE = 1 << 15, FEW = 1 << 18 }; /* numbers, and products, that are not worth a second thread */
 
 static size_t size_of(int format) { return format == FLOAT32 ? 4 : 2; }
 
@@ -195,7 +195,9 @@ static PyObject *linear(PyObject *self, PyObject *arguments) {
                           &y, &t.stride))
         return NULL;
     t.parts = AT(parts), t.x = AT(x), t.bias = AT(bias), t.y = AT(y);
-    return RUN(linear, &t, t.count == 1 && t.parts->outputs <= TILE);
+    long products = 0;
+    for (long i = 0; i < t.count; i++) products += t.rows * t.inputs * t.parts[i].outputs;
+    return RUN(linear, &t, products < FEW);
 }
 
 static PyObject *norm(PyObject *self, PyObject *arguments) {
@@ -248,7 +250,10 @@ static PyObject *attend(PyObject *self, PyObject *arguments) {
     }
     t.query = AT(query), t.keys = AT(keys), t.values = AT(values), t.output = AT(output);
     t.items = AT(items), t.pool = AT(pool), t.positions = AT(positions);
-    return RUN(attend, &t, t.items_count * t.kv_heads == 1);
+    long products = 0;
+    for (const int32_t *item = t.items; item < t.items + t.items_count * FIELDS; item += FIELDS)
+        products += (long)item[NUM_ROWS] * (item[END] - item[BEGIN]) * t.heads * (t.key_dim + t.value_dim);
+    return RUN(attend, &t, products < FEW || t.items_count * t.kv_heads == 1);
 }
 
 static PyMethodDef methods[] = {
