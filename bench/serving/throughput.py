@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -206,11 +206,13 @@ def _alone(children: Children, url: str) -> Iterator[None]:
     processes = [each for other in others for each in (other, *other.children(recursive=True))]
     try:
         for each in processes:
-            each.suspend()
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                each.suspend()
         yield
     finally:
         for each in processes:
-            each.resume()
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
 
 
 def _in_turn(ways: Sequence[Way], round_index: int) -> Iterable[Way]:

@@ -54,7 +54,7 @@ def can_run(tensor: Tensor) -> bool:
 
 
 def parts_of(weights: Sequence[Tensor]) -> NDArray[np.int64]:
-    """What `linear` is told of matrices below each other. weights: (out, in) each, in any of `FORMATS`, which must
+    """Table of matrices below each other, for `linear`. weights: (out, in) each, in any of `FORMATS`, which must
     stay where they are."""
     assert all(each.is_contiguous() for each in weights)
     return np.array([(each.data_ptr(), each.shape[0], FORMATS[each.dtype]) for each in weights], dtype=np.int64)
@@ -70,10 +70,10 @@ def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, 
     _module().linear(_parallel(), torch.get_num_threads(), *where)
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, into: Tensor | None = None) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root mean square norm of each row, or each head of a row. x: (rows, width) or (rows, heads, width), heads beside
-    each other; into: may be `x`."""
-    y = x.new_empty(x.shape) if into is None else into
+    each other."""
+    y = x.new_empty(x.shape)
     width, heads = x.shape[-1], x.shape[1] if x.dim() > 2 else 1
     strides = x.stride(0), y.stride(0)
     assert x.dtype == weight.dtype and x.stride()[1:] == ((width, 1) if x.dim() > 2 else (1,)) == y.stride()[1:]

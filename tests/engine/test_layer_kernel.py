@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -34,17 +34,18 @@ formats = st.sampled_from(list(FORMATS))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernel(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The kernel of the sources, whatever the installation has."""
     module = built("paceline.engine._layer_kernel", tmp_path_factory.mktemp("kernel"))
     if not module.is_supported():
         pytest.skip("this processor has no AVX2")
-    patched = pytest.MonkeyPatch()
 
     def found() -> ModuleType:
         return module
 
-    patched.setattr(layer_kernel, "kernel", found)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layer_kernel, "kernel", found)
+        yield
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
