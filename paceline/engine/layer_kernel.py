@@ -57,7 +57,7 @@ def parts_of(weights: Sequence[Tensor]) -> NDArray[np.int64]:
     """Table of matrices below each other, for `linear`. weights: (out, in) each, in any of `FORMATS`, which must
     stay where they are."""
     assert all(each.is_contiguous() for each in weights)
-    return np.array([(each.data_ptr(), each.shape[0], FORMATS[each.dtype]) for each in weights], dtype=np.int64)
+    return np.array([(_at(each), each.shape[0], FORMATS[each.dtype]) for each in weights], dtype=np.int64)
 
 
 def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, first: int = 0) -> None:
@@ -65,8 +65,8 @@ def linear(x: Tensor, parts: NDArray[np.int64], bias: Tensor | None, y: Tensor, 
     bias: (all,), all float32 and contiguous; parts: of W"""
     (rows, inputs), wide = x.shape, y.shape[1]
     assert x.dtype == y.dtype == torch.float32
-    bias_at = 0 if bias is None else bias.data_ptr() + _FLOAT * first
-    where = parts.ctypes.data, parts.shape[0], inputs, x.data_ptr(), rows, bias_at, y.data_ptr() + _FLOAT * first, wide
+    bias_at = 0 if bias is None else _at(bias) + _FLOAT * first
+    where = parts.ctypes.data, parts.shape[0], inputs, _at(x), rows, bias_at, _at(y) + _FLOAT * first, wide
     _module().linear(_parallel(), torch.get_num_threads(), *where)
 
 
@@ -77,7 +77,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width, heads = x.shape[-1], x.shape[1] if x.dim() > 2 else 1
     strides = x.stride(0), y.stride(0)
     assert x.dtype == weight.dtype and x.stride()[1:] == ((width, 1) if x.dim() > 2 else (1,)) == y.stride()[1:]
-    numbers = x.data_ptr(), strides[0], y.data_ptr(), strides[1], weight.data_ptr(), x.shape[0], heads, width, eps
+    numbers = _at(x), strides[0], _at(y), strides[1], _at(weight), x.shape[0], heads, width, eps
     _module().norm(*_how(x), *numbers)
     return y
 
@@ -88,7 +88,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     rows, heads, dim = x.shape
     assert x.stride()[1:] == (dim, 1) and cos.is_contiguous() and sin.is_contiguous()
     assert cos.shape == sin.shape == (rows, 1, dim) and x.dtype == cos.dtype == sin.dtype
-    numbers = x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim
+    numbers = _at(x), x.stride(0), _at(cos), _at(sin), rows, heads, dim
     _module().turn(*_how(x), *numbers)
 
 
@@ -97,7 +97,7 @@ def gate(x: Tensor) -> Tensor:
     assert x.is_contiguous()
     width = x.shape[-1] // 2
     y = x.new_empty(*x.shape[:-1], width)
-    _module().gate(*_how(x), x.data_ptr(), y.data_ptr(), y.numel() // width, width)
+    _module().gate(*_how(x), _at(x), _at(y), y.numel() // width, width)
     return y
 
 
@@ -120,8 +120,8 @@ def attend(
     if query.stride()[1:] != (query.shape[2], 1):
         query = query.contiguous()
     assert query.dtype == keys.dtype == values.dtype == output.dtype
-    tensors = (part for each in (query, keys, values, output) for part in (each.data_ptr(), each.stride(0)))
-    plan = items.data_ptr(), items.shape[0], pool.data_ptr(), positions.data_ptr()
+    tensors = (part for each in (query, keys, values, output) for part in (_at(each), each.stride(0)))
+    plan = _at(items), items.shape[0], _at(pool), _at(positions)
     sizes = query.shape[1], keys.shape[1], query.shape[2], values.shape[2], block_size, window or 0
     _module().attend(*_how(query), *tensors, *plan, *sizes, scale if softcap else scale * _LOG2_E, softcap or 0.0)
 
@@ -135,3 +135,9 @@ def _module() -> ModuleType:
 def _how(tensor: Tensor) -> tuple[int | None, int, int]:
     """First arguments of all functions."""
     return _parallel(), torch.get_num_threads(), FORMATS[tensor.dtype]
+
+
+def _at(tensor: Tensor) -> int:
+    """Address of its numbers."""
+    assert tensor.device.type == "cpu", "the kernel would read another device's addresses as this one's"
+    return tensor.data_ptr()

@@ -71,12 +71,12 @@ class Scratch:
     """The buffer that the linears of one model share, since one of them runs at a time."""
 
     def __init__(self) -> None:
-        self._numbers = torch.empty(0)
+        self._numbers = torch.empty(0, device="cpu")
 
     def rows(self, count: int, width: int) -> Tensor:
         """(count, width), with any contents"""
         if self._numbers.numel() < count * width:
-            self._numbers = torch.empty(count * width)
+            self._numbers = self._numbers.new_empty(count * width)
         return self._numbers[: count * width].view(count, width)
 
 
@@ -103,7 +103,7 @@ class StoredLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: (..., in), float32 → (..., out)"""
         flat = x.reshape(-1, self.in_features).contiguous()
-        y = torch.empty(flat.shape[0], self.out_features)
+        y = flat.new_empty(flat.shape[0], self.out_features)
         if self._direct is not None:
             layer_kernel.linear(flat, self._direct, self.bias, y)
             return y.view(*x.shape[:-1], self.out_features)
