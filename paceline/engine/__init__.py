@@ -9,7 +9,7 @@ reader          an encoder that points at the answer in a document, as an engine
 remote          a model behind HTTP servers, such as vLLM's
 llama_cpp       engine on llama.cpp, for the quantised models of GGUF files
 fake            engine without a model, for tests, the simulator and `--model fake`
-layer_kernel    parts of a layer on a CPU in C: linears over a file's weights, norms, positions, gates, attention
+layer_kernel    decoder layers on a CPU in C, or parts of them: linears over a file's weights, norms, gates, attention
 weights         formats of weights: computed, kept, quantised (FP8, AWQ, GPTQ, compressed-tensors)
 sampling        tokens of many rows in one pass, where their logits are
 tokenizer       text to token ids and back, and prompts of conversations

@@ -1,13 +1,15 @@
-/* Parts of a decoder layer on a CPU: linears with weights in a file's format, norms, rotary positions, gates,
+/* Decoder layers on a CPU, or parts of them: linears with weights in a file's format, norms, rotary positions, gates,
  * attention.
  *
  * Numbers are float32, bfloat16 or float16, sums float32. A linear reads a weight once where it lies, such as in a
  * mapped file, and converts it in registers. Attention reads K and V through block tables, as `tile_plan.py` lays them
  * out, with the softmax on the way (FlashAttention, Dao et al. 2022). Every sum has one order, whichever rows are
  * computed with it: a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose
- * `GOMP_parallel` is given, so that no second team waits for the same cores; each takes the next part until none is
- * left. Needs x86-64 with AVX2, FMA and F16C: `is_supported` tells. The only caller, which owns all memory:
- * `layer_kernel.py`. Nothing is kept between calls.
+ * `GOMP_parallel` is given, so that no second team waits for the same cores. They go through a list of tasks together:
+ * each takes the next part until none is left, then waits for those that others compute, but not for others that
+ * compute none: on a busy machine a thread that sleeps holds up a task only if it fell asleep in it. Needs x86-64 with
+ * AVX2, FMA and F16C: `is_supported` tells. The only caller, which owns all memory: `layer_kernel.py`. Nothing is kept
+ * between calls.
  */
 #if !defined(LANES)
 
@@ -17,6 +19,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { FLOAT32, BFLOAT16, FLOAT16 };
@@ -26,6 +29,13 @@ enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once 
 enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head of theirs; cached rows */
 enum { DIMS = 256 };              /* of a head at most */
 enum { ALONE = 1 << 15, FEW = 1 << 18 }; /* numbers, and products, that are not worth a second thread */
+enum { GATES = 1 << 10 };                /* that a thread takes at a time */
+enum { PATIENCE = 1 << 10 };             /* looks at what others compute before the core is left to them */
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
+#define HAS_KERNEL 1
+#include <immintrin.h>
+#include <sched.h>
 
 static size_t size_of(int format) { return format == FLOAT32 ? 4 : 2; }
 
@@ -39,7 +49,7 @@ typedef struct {
     const float *bias; /* of all outputs, or NULL */
     float *y;          /* (rows, stride) */
     long count, rows, inputs, stride;
-    long next; /* tile that no thread has taken yet, those of all parts numbered one after the other */
+    int adds; /* to what is in y */
 } Product;
 
 typedef struct {
@@ -49,7 +59,6 @@ typedef struct {
     long rows, heads, width, x_stride, y_stride; /* strides from row to row, in numbers */
     float eps;
     int format;
-    long next;
 } Norm;
 
 typedef struct {
@@ -57,7 +66,6 @@ typedef struct {
     const char *cos, *sin; /* (rows, width), the first half of sin negated */
     long rows, heads, width, stride;
     int format;
-    long next;
 } Turn;
 
 typedef struct {
@@ -65,8 +73,16 @@ typedef struct {
     char *y;       /* (rows, width) */
     long rows, width;
     int format;
-    long next;
 } Gate;
+
+typedef struct { /* what becomes of the projected heads of a row, in float32 */
+    Norm query, key; /* without weights: none */
+    Turn turn;       /* of both */
+    const float *key_from, *value_from; /* (rows, heads, dim), of rows as far apart as those that are turned */
+    float *keys, *values;               /* (slots, heads, dim) */
+    const int64_t *slots;               /* (rows,) */
+    long size;                          /* numbers of a row's K, and of its V */
+} Place;
 
 /* Fields of an item, as `tile_plan.Item` names them. */
 enum { ROW, NUM_ROWS, TABLE, BEGIN, END, FULL, OWN, MASK, WORDS, POSITIONS, SLOT, LEAST, FIELDS };
@@ -80,16 +96,33 @@ typedef struct {
     long items_count, heads, kv_heads, key_dim, value_dim, block, window; /* window 0: none */
     float scale, softcap;                                                  /* softcap 0: none */
     int format;
-    long next; /* of items and their heads of K and V */
 } Attention;
+
+enum { LINEAR, NORM, TURN, GATE, PLACE, ATTEND };
+
+typedef struct {
+    long next, done;                           /* parts that threads have taken, and have computed */
+    long parts __attribute__((aligned(64))); /* not in the line of the cache that threads write to */
+    int kind;
+    union {
+        Product linear;
+        Norm norm;
+        Turn turn;
+        Gate gate;
+        Place place;
+        Attention attention;
+    };
+} Task;
+
+typedef struct {
+    Task *tasks; /* each needs those before it */
+    long count;
+} Program;
 
 #define AT(address) ((void *)(uintptr_t)(address))
 
 typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
-#define HAS_KERNEL 1
-#include <immintrin.h>
 #define INLINE static inline __attribute__((always_inline)) TARGET
 #define JOIN_(name, lanes) name##_##lanes
 #define JOIN(name, lanes) JOIN_(name, lanes)
@@ -164,105 +197,211 @@ static PyObject *is_supported(PyObject *self, PyObject *none) {
     return PyBool_FromLong(supported() != NONE);
 }
 
+#ifdef HAS_KERNEL
 typedef unsigned long long Address;
 
-/* Have threads work on a task; a small one is left to the caller. */
-static PyObject *run(Address parallel, unsigned threads, void (*narrow)(void *), void (*wide)(void *), void *task) {
-    void (*work)(void *) = supported() == AVX512 ? wide : narrow;
+static Task linear_of(const Part *parts, long count, const float *x, long rows, long inputs, const float *bias, float *y,
+                      long stride, int adds) {
+    Task t = {.kind = LINEAR, .linear = {parts, x, bias, y, count, rows, inputs, stride, adds}};
+    for (long i = 0; i < count; i++) t.parts += (parts[i].outputs + TILE - 1) / TILE;
+    return t;
+}
+
+static Task norm_of(Norm norm) { return (Task){.kind = NORM, .parts = norm.rows, .norm = norm}; }
+
+static Task gate_of(Gate gate) {
+    return (Task){.kind = GATE, .parts = gate.rows * ((gate.width + GATES - 1) / GATES), .gate = gate};
+}
+
+static Task attend_of(Attention attention) {
+    return (Task){.kind = ATTEND, .parts = attention.items_count * attention.kv_heads, .attention = attention};
+}
+
+/* Have threads compute tasks; small ones are left to the caller. */
+static PyObject *run(Address parallel, unsigned threads, Task *tasks, long count, int is_small) {
+    Program program = {tasks, count};
+    void (*work)(void *) = supported() == AVX512 ? work_16 : work_8;
     Py_BEGIN_ALLOW_THREADS;
-    if (threads > 1)
-        ((Parallel *)AT(parallel))(work, task, threads, 0);
+    if (threads > 1 && !is_small && (count > 1 || tasks->parts > 1))
+        ((Parallel *)AT(parallel))(work, &program, threads, 0);
     else
-        work(task);
+        work(&program);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
-#ifdef HAS_KERNEL
-#define RUN(name, task, is_small) run(parallel, (is_small) ? 1 : threads, name##_8, name##_16, task)
-#else
-#define RUN(name, task, is_small) ((void)parallel, (void)threads, (void)(task), Py_NewRef(Py_None))
-#endif
-
-/* Arguments of all: the address of GOMP_parallel, threads, the format but of a linear, then the numbers of the task,
- * pointers as integers. */
+/* Arguments of all: the address of GOMP_parallel, threads, the format but of linears and layers, then the numbers of
+ * the task, pointers as integers. */
 static PyObject *linear(PyObject *self, PyObject *arguments) {
     (void)self;
-    Address parallel, parts, x, bias, y;
+    Address parallel, parts_at, x, bias, y;
     unsigned threads;
-    Product t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIKllKlKKl", &parallel, &threads, &parts, &t.count, &t.inputs, &x, &t.rows, &bias,
-                          &y, &t.stride))
+    long count, inputs, rows, stride, products = 0;
+    if (!PyArg_ParseTuple(arguments, "KIKllKlKKl", &parallel, &threads, &parts_at, &count, &inputs, &x, &rows, &bias, &y,
+                          &stride))
         return NULL;
-    t.parts = AT(parts), t.x = AT(x), t.bias = AT(bias), t.y = AT(y);
-    long products = 0;
-    for (long i = 0; i < t.count; i++) products += t.rows * t.inputs * t.parts[i].outputs;
-    return RUN(linear, &t, products < FEW);
+    const Part *parts = AT(parts_at);
+    for (long i = 0; i < count; i++) products += rows * inputs * parts[i].outputs;
+    Task t = linear_of(parts, count, AT(x), rows, inputs, AT(bias), AT(y), stride, 0);
+    return run(parallel, threads, &t, 1, products < FEW);
 }
 
 static PyObject *norm(PyObject *self, PyObject *arguments) {
     (void)self;
     Address parallel, x, weight, y;
     unsigned threads;
-    Norm t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlllf", &parallel, &threads, &t.format, &x, &t.x_stride, &y, &t.y_stride,
-                          &weight, &t.rows, &t.heads, &t.width, &t.eps))
+    Norm n;
+    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlllf", &parallel, &threads, &n.format, &x, &n.x_stride, &y, &n.y_stride,
+                          &weight, &n.rows, &n.heads, &n.width, &n.eps))
         return NULL;
-    t.x = AT(x), t.weight = AT(weight), t.y = AT(y);
-    return RUN(norm, &t, t.rows * t.heads * t.width < ALONE);
+    n.x = AT(x), n.weight = AT(weight), n.y = AT(y);
+    Task t = norm_of(n);
+    return run(parallel, threads, &t, 1, n.rows * n.heads * n.width < ALONE);
 }
 
 static PyObject *turn(PyObject *self, PyObject *arguments) {
     (void)self;
     Address parallel, x, cos, sin;
     unsigned threads;
-    Turn t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIiKlKKlll", &parallel, &threads, &t.format, &x, &t.stride, &cos, &sin, &t.rows,
-                          &t.heads, &t.width))
+    Task t = {.kind = TURN};
+    Turn *n = &t.turn;
+    if (!PyArg_ParseTuple(arguments, "KIiKlKKlll", &parallel, &threads, &n->format, &x, &n->stride, &cos, &sin, &n->rows,
+                          &n->heads, &n->width))
         return NULL;
-    t.x = AT(x), t.cos = AT(cos), t.sin = AT(sin);
-    return RUN(turn, &t, t.rows * t.heads * t.width < ALONE);
+    n->x = AT(x), n->cos = AT(cos), n->sin = AT(sin), t.parts = n->rows;
+    return run(parallel, threads, &t, 1, n->rows * n->heads * n->width < ALONE);
 }
 
 static PyObject *gate(PyObject *self, PyObject *arguments) {
     (void)self;
     Address parallel, x, y;
     unsigned threads;
-    Gate t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIiKKll", &parallel, &threads, &t.format, &x, &y, &t.rows, &t.width)) return NULL;
-    t.x = AT(x), t.y = AT(y);
-    return RUN(gate, &t, t.rows * t.width < ALONE / 4);
+    Gate n;
+    if (!PyArg_ParseTuple(arguments, "KIiKKll", &parallel, &threads, &n.format, &x, &y, &n.rows, &n.width)) return NULL;
+    n.x = AT(x), n.y = AT(y);
+    Task t = gate_of(n);
+    return run(parallel, threads, &t, 1, n.rows * n.width < ALONE / 4);
 }
 
 static PyObject *attend(PyObject *self, PyObject *arguments) {
     (void)self;
     Address parallel, query, keys, values, output, items, pool, positions;
     unsigned threads;
-    Attention t = {.next = 0};
-    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlKlKlKKllllllff", &parallel, &threads, &t.format, &query, &t.query_row,
-                          &keys, &t.key_slot, &values, &t.value_slot, &output, &t.output_row, &items, &t.items_count,
-                          &pool, &positions, &t.heads, &t.kv_heads, &t.key_dim, &t.value_dim, &t.block, &t.window,
-                          &t.scale, &t.softcap))
+    Attention n;
+    if (!PyArg_ParseTuple(arguments, "KIiKlKlKlKlKlKKllllllff", &parallel, &threads, &n.format, &query, &n.query_row,
+                          &keys, &n.key_slot, &values, &n.value_slot, &output, &n.output_row, &items, &n.items_count,
+                          &pool, &positions, &n.heads, &n.kv_heads, &n.key_dim, &n.value_dim, &n.block, &n.window,
+                          &n.scale, &n.softcap))
         return NULL;
-    if (t.key_dim > DIMS || t.value_dim > DIMS) {
+    if (n.key_dim > DIMS || n.value_dim > DIMS) {
         PyErr_SetString(PyExc_ValueError, "heads of too many numbers");
         return NULL;
     }
-    t.query = AT(query), t.keys = AT(keys), t.values = AT(values), t.output = AT(output);
-    t.items = AT(items), t.pool = AT(pool), t.positions = AT(positions);
+    n.query = AT(query), n.keys = AT(keys), n.values = AT(values), n.output = AT(output);
+    n.items = AT(items), n.pool = AT(pool), n.positions = AT(positions);
     long products = 0;
-    for (const int32_t *item = t.items; item < t.items + t.items_count * FIELDS; item += FIELDS)
-        products += (long)item[NUM_ROWS] * (item[END] - item[BEGIN]) * t.heads * (t.key_dim + t.value_dim);
-    return RUN(attend, &t, products < FEW || t.items_count * t.kv_heads == 1);
+    for (const int32_t *item = n.items; item < n.items + n.items_count * FIELDS; item += FIELDS)
+        products += (long)item[NUM_ROWS] * (item[END] - item[BEGIN]) * n.heads * (n.key_dim + n.value_dim);
+    Task t = attend_of(n);
+    return run(parallel, threads, &t, 1, products < FEW);
 }
+
+/* ---- whole layers, in float32: the records of `layer_kernel.py` ---- */
+typedef struct {
+    int64_t parts, count, bias;
+} Linear;
+
+typedef struct {
+    int64_t before, between, query, key; /* weights of norms; the last two 0: heads are not normed */
+    Linear qkv, out, up, down;           /* up: the gates', then those of what they let through */
+    int64_t middle;                      /* numbers between up and down */
+    int64_t index;                       /* of its K and V */
+    int64_t window;
+    float eps, scale, softcap;
+} Layer;
+
+_Static_assert(sizeof(Layer) == 168, "as large as `LAYER` is in Python");
+
+typedef struct {
+    Address hidden;         /* (rows, width): replaced */
+    Address room;           /* for what is between, as `tasks_of` divides it; of rows that pad the others any numbers */
+    Address cos, sin;       /* as those of `Turn` */
+    Address keys, values;   /* (layers, slots, kv heads, dim) each */
+    Address slots;          /* (rows,) of K and V */
+    Address items, pool, positions;
+    long rows, width, layer; /* numbers of a layer's K */
+    long items_count, heads, kv_heads, dim, block;
+} Step;
+
+enum { TASKS = 9 }; /* of a layer */
+
+static void tasks_of(Task *t, const Layer *n, const Step *s) {
+    const long rows = s->rows, queries = s->heads * s->dim, kept = s->kv_heads * s->dim, wide = queries + 2 * kept;
+    float *hidden = AT(s->hidden), *normed = AT(s->room), *heads = normed + rows * s->width;
+    float *mixed = heads + rows * wide, *both = heads /* which are not needed any more */, *passed = both + rows * 2 * n->middle;
+    float *keys = (float *)AT(s->keys) + n->index * s->layer, *values = (float *)AT(s->values) + n->index * s->layer;
+    Norm norm = {(char *)hidden, AT(n->before), (char *)normed, rows, 1, s->width, s->width, s->width, n->eps, 0};
+    const Place place = {
+        .query = {(char *)heads, AT(n->query), (char *)heads, rows, s->heads, s->dim, wide, wide, n->eps, 0},
+        .key = {(char *)(heads + queries), AT(n->key), (char *)(heads + queries), rows, s->kv_heads, s->dim, wide, wide,
+                n->eps, 0},
+        .turn = {(char *)heads, AT(s->cos), AT(s->sin), rows, s->heads + s->kv_heads, s->dim, wide, 0},
+        .key_from = heads + queries,
+        .value_from = heads + queries + kept,
+        .keys = keys,
+        .values = values,
+        .slots = AT(s->slots),
+        .size = kept,
+    };
+    const Attention attention = {
+        (char *)heads, (char *)keys,  (char *)values, (char *)mixed, AT(s->items), AT(s->pool), AT(s->positions),
+        wide,          kept,          kept,           queries,       s->items_count, s->heads,  s->kv_heads,
+        s->dim,        s->dim,        s->block,       n->window,     n->scale,     n->softcap,  0,
+    };
+#define PRODUCT(of, x, inputs, y, stride, adds)                                                                        \
+    linear_of(AT(n->of.parts), n->of.count, x, rows, inputs, AT(n->of.bias), y, stride, adds)
+    *t++ = norm_of(norm);
+    *t++ = PRODUCT(qkv, normed, s->width, heads, wide, 0);
+    *t++ = (Task){.kind = PLACE, .parts = rows, .place = place};
+    *t++ = attend_of(attention);
+    *t++ = PRODUCT(out, mixed, queries, hidden, s->width, 1);
+    norm.weight = AT(n->between);
+    *t++ = norm_of(norm);
+    *t++ = PRODUCT(up, normed, s->width, both, 2 * n->middle, 0);
+    *t++ = gate_of((Gate){(char *)both, (char *)passed, rows, n->middle, 0});
+    *t++ = PRODUCT(down, passed, n->middle, hidden, s->width, 1);
+#undef PRODUCT
+}
+
+static PyObject *layers(PyObject *self, PyObject *arguments) {
+    (void)self;
+    Address parallel, layers_at;
+    unsigned threads;
+    long count;
+    Step n;
+    if (!PyArg_ParseTuple(arguments, "KIKlKKKKKKKKKKllllllll", &parallel, &threads, &layers_at, &count, &n.hidden, &n.room,
+                          &n.cos, &n.sin, &n.keys, &n.values, &n.slots, &n.items, &n.pool, &n.positions, &n.rows,
+                          &n.width, &n.layer, &n.items_count, &n.heads, &n.kv_heads, &n.dim, &n.block))
+        return NULL;
+    Task *tasks = aligned_alloc(64, sizeof(Task) * TASKS * count);
+    if (tasks == NULL) return PyErr_NoMemory();
+    for (long i = 0; i < count; i++) tasks_of(tasks + TASKS * i, (const Layer *)AT(layers_at) + i, &n);
+    PyObject *none = run(parallel, threads, tasks, TASKS * count, 0);
+    free(tasks);
+    return none;
+}
+#endif
 
 static PyMethodDef methods[] = {
     {"is_supported", is_supported, METH_NOARGS, "True on a processor on which the others run."},
+#ifdef HAS_KERNEL
     {"linear", linear, METH_VARARGS, "y = x W' + b in float32, W in its own format."},
     {"norm", norm, METH_VARARGS, "Root mean square norm of each head of each row."},
     {"turn", turn, METH_VARARGS, "Turn heads of rows to their positions, in place."},
     {"gate", gate, METH_VARARGS, "SiLU of the first half of a row times the second."},
     {"attend", attend, METH_VARARGS, "Attention of the rows of whole tiles."},
+    {"layers", layers, METH_VARARGS, "Decoder layers one after the other."},
+#endif
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_layer_kernel", NULL, 0, methods, NULL, NULL, NULL, NULL};
@@ -350,8 +489,6 @@ INLINE VECTOR OF(exp2)(VECTOR x) {
     return MM(mul_ps)(p, AS_FLOATS(power)); /* the power of -127 is 0 */
 }
 
-INLINE long OF(next)(long *counter, long step) { return __atomic_fetch_add(counter, step, __ATOMIC_RELAXED); }
-
 /* ---- linears ---- */
 /* weights: of `outputs` outputs from `output` on, in this format. */
 INLINE void OF(block)(const Product *t, int format, const char *weights, long output, int outputs, long row, int rows) {
@@ -380,7 +517,10 @@ INLINE void OF(block)(const Product *t, int format, const char *weights, long ou
         float found[OUTPUTS];
         _mm_storeu_ps(found, OF(sums)(sums[0][r], sums[1][r], sums[2][r], sums[3][r]));
         float *y = t->y + (row + r) * t->stride + output;
-        for (int o = 0; o < outputs; o++) y[o] = found[o] + (t->bias ? t->bias[output + o] : 0.0f);
+        for (int o = 0; o < outputs; o++) {
+            const float own = found[o] + (t->bias ? t->bias[output + o] : 0.0f);
+            y[o] = t->adds ? y[o] + own : own;
+        }
     }
 }
 
@@ -432,9 +572,7 @@ INLINE void OF(tile)(const Product *t, const Part *part, int format, long begin,
         }
         for (; output < end; output++) {
             const char *weights = (const char *)AT(part->weights) + size * output * inputs;
-#define BLOCK(r, count) OF(block)(t, format, weights, before + output, 1, r, count)
-            BLOCKS(row, stop, BLOCK);
-#undef BLOCK
+            for (long r = row; r < stop; r++) OF(block)(t, format, weights, before + output, 1, r, 1);
         }
     }
 }
@@ -451,99 +589,81 @@ INLINE void OF(tile)(const Product *t, const Part *part, int format, long begin,
         call(FLOAT32);                                                                                                 \
     }
 
-TARGET static void OF(linear)(void *task) {
-    Product *t = task;
-    for (;;) {
-        long begin = TILE * OF(next)(&t->next, 1), before = 0;
-        const Part *part = t->parts;
-        for (; part < t->parts + t->count; part++) {
-            const long tiles = (part->outputs + TILE - 1) / TILE * TILE;
-            if (begin < tiles) break;
-            begin -= tiles, before += part->outputs;
-        }
-        if (part == t->parts + t->count) return;
-        const long end = begin + TILE < part->outputs ? begin + TILE : part->outputs;
+/* Tile `tile` of those of all parts, numbered one after the other. */
+TARGET static void OF(linear)(const Product *t, long tile) {
+    long begin = TILE * tile, before = 0;
+    const Part *part = t->parts;
+    for (long tiles; begin >= (tiles = (part->outputs + TILE - 1) / TILE * TILE); part++)
+        begin -= tiles, before += part->outputs;
+    const long end = begin + TILE < part->outputs ? begin + TILE : part->outputs;
 #define CALL(format) OF(tile)(t, part, format, begin, end, before)
-        EACH_FORMAT(part->format, CALL)
+    EACH_FORMAT(part->format, CALL)
 #undef CALL
+}
+
+/* ---- norms, positions and gates: of a row, or of a part of it ---- */
+INLINE void OF(norm)(const Norm *t, int format, long row) {
+    const size_t size = size_of(format);
+    for (long head = 0; head < t->heads; head++) {
+        const char *x = t->x + size * (row * t->x_stride + head * t->width);
+        char *y = t->y + size * (row * t->y_stride + head * t->width);
+        VECTOR squares = MM(setzero_ps)();
+        for (long i = 0; i < t->width; i += LANES) {
+            const VECTOR each = OF(load_part)(x, format, i, t->width);
+            squares = MM(fmadd_ps)(each, each, squares);
+        }
+        const VECTOR scale = MM(set1_ps)(1.0f / sqrtf(OF(sum)(squares) / (float)t->width + t->eps));
+        for (long i = 0; i < t->width; i += LANES) {
+            const VECTOR weight = OF(load_part)(t->weight, format, i, t->width);
+            const VECTOR each = MM(mul_ps)(OF(load_part)(x, format, i, t->width), scale);
+            OF(store_part)(y, format, i, MM(mul_ps)(each, weight), t->width);
+        }
     }
 }
 
-/* ---- norms, positions and gates, a row at a time ---- */
-INLINE void OF(norms)(Norm *t, int format) {
-    const size_t size = size_of(format);
-    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;)
-        for (long head = 0; head < t->heads; head++) {
-            const char *x = t->x + size * (row * t->x_stride + head * t->width);
-            char *y = t->y + size * (row * t->y_stride + head * t->width);
-            VECTOR squares = MM(setzero_ps)();
-            for (long i = 0; i < t->width; i += LANES) {
-                const VECTOR each = OF(load_part)(x, format, i, t->width);
-                squares = MM(fmadd_ps)(each, each, squares);
-            }
-            const VECTOR scale = MM(set1_ps)(1.0f / sqrtf(OF(sum)(squares) / (float)t->width + t->eps));
-            for (long i = 0; i < t->width; i += LANES) {
-                const VECTOR weight = OF(load_part)(t->weight, format, i, t->width);
-                const VECTOR each = MM(mul_ps)(OF(load_part)(x, format, i, t->width), scale);
-                OF(store_part)(y, format, i, MM(mul_ps)(each, weight), t->width);
-            }
-        }
-}
-
-TARGET static void OF(norm)(void *task) {
-    Norm *t = task;
-#define CALL(format) OF(norms)(t, format)
-    EACH_FORMAT(t->format, CALL)
-#undef CALL
-}
-
-INLINE void OF(turns)(Turn *t, int format) {
+INLINE void OF(turn)(const Turn *t, int format, long row) {
     const size_t size = size_of(format);
     const long half = t->width / 2;
-    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;) {
-        const char *cos = t->cos + size * row * t->width, *sin = t->sin + size * row * t->width;
-        for (long head = 0; head < t->heads; head++) {
-            char *x = t->x + size * (row * t->stride + head * t->width), *y = x + size * half;
-            for (long i = 0; i < half; i += LANES) {
-                const VECTOR a = OF(load_part)(x, format, i, half), b = OF(load_part)(y, format, i, half);
-                const VECTOR c = MM(mul_ps)(a, OF(load_part)(cos, format, i, half));
-                const VECTOR d = MM(mul_ps)(b, OF(load_part)(cos + size * half, format, i, half));
-                const VECTOR e = OF(load_part)(sin + size * half, format, i, half);
-                OF(store_part)(x, format, i, MM(fmadd_ps)(b, OF(load_part)(sin, format, i, half), c), half);
-                OF(store_part)(y, format, i, MM(fmadd_ps)(a, e, d), half);
-            }
+    const char *cos = t->cos + size * row * t->width, *sin = t->sin + size * row * t->width;
+    for (long head = 0; head < t->heads; head++) {
+        char *x = t->x + size * (row * t->stride + head * t->width), *y = x + size * half;
+        for (long i = 0; i < half; i += LANES) {
+            const VECTOR a = OF(load_part)(x, format, i, half), b = OF(load_part)(y, format, i, half);
+            const VECTOR c = MM(mul_ps)(a, OF(load_part)(cos, format, i, half));
+            const VECTOR d = MM(mul_ps)(b, OF(load_part)(cos + size * half, format, i, half));
+            const VECTOR e = OF(load_part)(sin + size * half, format, i, half);
+            OF(store_part)(x, format, i, MM(fmadd_ps)(b, OF(load_part)(sin, format, i, half), c), half);
+            OF(store_part)(y, format, i, MM(fmadd_ps)(a, e, d), half);
         }
     }
 }
 
-TARGET static void OF(turn)(void *task) {
-    Turn *t = task;
-#define CALL(format) OF(turns)(t, format)
-    EACH_FORMAT(t->format, CALL)
-#undef CALL
-}
-
-INLINE void OF(gates)(Gate *t, int format) {
+INLINE void OF(gate)(const Gate *t, int format, long part) {
     const size_t size = size_of(format);
     const VECTOR one = MM(set1_ps)(1.0f), minus = MM(set1_ps)(-1.44269504f);
-    for (long row; (row = OF(next)(&t->next, 1)) < t->rows;) {
-        const char *x = t->x + size * row * 2 * t->width;
-        char *y = t->y + size * row * t->width;
-        for (long i = 0; i < t->width; i += LANES) {
-            const VECTOR g = OF(load_part)(x, format, i, t->width);
-            const VECTOR up = OF(load_part)(x + size * t->width, format, i, t->width);
-            const VECTOR most = MM(min_ps)(MM(mul_ps)(g, minus), MM(set1_ps)(126.0f));
-            const VECTOR open = MM(div_ps)(g, MM(add_ps)(one, OF(exp2)(most)));
-            OF(store_part)(y, format, i, MM(mul_ps)(open, up), t->width);
-        }
+    const long parts = (t->width + GATES - 1) / GATES, row = part / parts, first = part % parts * GATES;
+    const long stop = first + GATES < t->width ? first + GATES : t->width;
+    const char *x = t->x + size * row * 2 * t->width;
+    char *y = t->y + size * row * t->width;
+    for (long i = first; i < stop; i += LANES) {
+        const VECTOR g = OF(load_part)(x, format, i, stop);
+        const VECTOR up = OF(load_part)(x + size * t->width, format, i, stop);
+        const VECTOR most = MM(min_ps)(MM(mul_ps)(g, minus), MM(set1_ps)(126.0f));
+        const VECTOR open = MM(div_ps)(g, MM(add_ps)(one, OF(exp2)(most)));
+        OF(store_part)(y, format, i, MM(mul_ps)(open, up), stop);
     }
 }
 
-TARGET static void OF(gate)(void *task) {
-    Gate *t = task;
-#define CALL(format) OF(gates)(t, format)
-    EACH_FORMAT(t->format, CALL)
-#undef CALL
+/* A row. */
+INLINE void OF(place)(const Place *t, long row) {
+    if (t->query.weight) {
+        OF(norm)(&t->query, FLOAT32, row);
+        OF(norm)(&t->key, FLOAT32, row);
+    }
+    OF(turn)(&t->turn, FLOAT32, row);
+    const long at = t->size * t->slots[row], from = row * t->turn.stride;
+    memcpy(t->keys + at, t->key_from + from, sizeof(float) * t->size);
+    memcpy(t->values + at, t->value_from + from, sizeof(float) * t->size);
 }
 
 /* ---- attention: a tile's rows, once for each of the heads that share a head of K and V ---- */
@@ -711,11 +831,8 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
             BLOCKS(0, lines, BLOCK);
 #undef BLOCK
         }
-        for (; d < wide; d += LANES) {
-#define BLOCK(r, rows) OF(mix)(tile, count, d, 1, r, rows)
-            BLOCKS(0, lines, BLOCK);
-#undef BLOCK
-        }
+        for (; d < wide; d += LANES)
+            for (long r = 0; r < lines; r++) OF(mix)(tile, count, d, 1, r, 1);
     }
     for (long i = 0; i < lines; i++) {
         const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
@@ -726,22 +843,63 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
     }
 }
 
-INLINE void OF(attentions)(Attention *t, int format) {
+/* A head of K and V of an item. */
+TARGET static void OF(attend)(const Attention *t, long part) {
     OF(Tile) tile;
     memset(&tile.scores, 0, sizeof tile.scores);
-    const long group = t->heads / t->kv_heads;
-    for (long part; (part = OF(next)(&t->next, 1)) < t->items_count * t->kv_heads;) {
-        const int32_t *item = t->items + part / t->kv_heads * FIELDS;
-        const long all = item[NUM_ROWS] * group;
-        for (long line = 0; line < all; line += LINES)
-            OF(attend_lines)(t, format, &tile, item, part % t->kv_heads, line, all - line < LINES ? all - line : LINES);
+    const int32_t *item = t->items + part / t->kv_heads * FIELDS;
+    const long all = item[NUM_ROWS] * (t->heads / t->kv_heads);
+    for (long line = 0; line < all; line += LINES) {
+        const long lines = all - line < LINES ? all - line : LINES;
+#define CALL(format) OF(attend_lines)(t, format, &tile, item, part % t->kv_heads, line, lines)
+        EACH_FORMAT(t->format, CALL)
+#undef CALL
     }
 }
 
-TARGET static void OF(attend)(void *task) {
-    Attention *t = task;
-#define CALL(format) OF(attentions)(t, format)
-    EACH_FORMAT(t->format, CALL)
+/* ---- tasks ---- */
+TARGET static void OF(compute)(const Task *t, long part) {
+    switch (t->kind) {
+    case LINEAR:
+        OF(linear)(&t->linear, part);
+        break;
+    case NORM:
+#define CALL(format) OF(norm)(&t->norm, format, part)
+        EACH_FORMAT(t->norm.format, CALL)
 #undef CALL
+        break;
+    case TURN:
+#define CALL(format) OF(turn)(&t->turn, format, part)
+        EACH_FORMAT(t->turn.format, CALL)
+#undef CALL
+        break;
+    case GATE:
+#define CALL(format) OF(gate)(&t->gate, format, part)
+        EACH_FORMAT(t->gate.format, CALL)
+#undef CALL
+        break;
+    case PLACE:
+        OF(place)(&t->place, part);
+        break;
+    case ATTEND:
+        OF(attend)(&t->attention, part);
+        break;
+    }
+}
+
+/* What each thread does. */
+static void OF(work)(void *argument) {
+    const Program *program = argument;
+    for (Task *t = program->tasks; t < program->tasks + program->count; t++) {
+        long computed = 0;
+        for (long part; (part = __atomic_fetch_add(&t->next, 1, __ATOMIC_RELAXED)) < t->parts; computed++)
+            OF(compute)(t, part);
+        __atomic_fetch_add(&t->done, computed, __ATOMIC_RELEASE);
+        for (long looks = 0; __atomic_load_n(&t->done, __ATOMIC_ACQUIRE) < t->parts; looks++)
+            if (looks < PATIENCE)
+                _mm_pause();
+            else
+                sched_yield();
+    }
 }
 #endif

@@ -1,4 +1,5 @@
-"""Parts of a decoder layer on a CPU by a kernel in C, where the installation has built it and the processor runs it.
+"""Decoder layers on a CPU, or parts of them, by a kernel in C, where the installation has built it and the processor
+runs it.
 
 Each has a twin in torch, which its callers use elsewhere. A row's result has the same bits whatever else is computed
 with it, but rows of a tree and of a chain may differ in the last ones.
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 FORMATS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as the kernel numbers them
 MOST_DIMS: Final = 256  # of a head
 _FLOAT: Final = 4  # bytes
+_LINEAR: Final = np.dtype([("parts", "i8"), ("count", "i8"), ("bias", "i8")])
+LAYER: Final = np.dtype(  # the kernel's record `Layer`
+    [(name, "i8") for name in ("before", "between", "query", "key")]
+    + [(name, _LINEAR) for name in ("qkv", "out", "up", "down")]
+    + [(name, "i8") for name in ("middle", "index", "window")]
+    + [(name, "f4") for name in ("eps", "scale", "softcap")],
+    align=True,
+)
+assert LAYER.itemsize == 168, "the kernel's has as many bytes"
 _LOG2_E: Final = 1.4426950408889634
 
 
@@ -35,7 +45,7 @@ def kernel() -> ModuleType | None:
         module = import_module("paceline.engine._layer_kernel")
     except ModuleNotFoundError:
         return None
-    return module if module.is_supported() and _parallel() else None
+    return module if module.is_supported() and _parallel() and hasattr(module, "layers") else None  # not an older one
 
 
 @cache
@@ -123,7 +133,41 @@ def attend(
     tensors = (part for each in (query, keys, values, output) for part in (_at(each), each.stride(0)))
     plan = _at(items), items.shape[0], _at(pool), _at(positions)
     sizes = query.shape[1], keys.shape[1], query.shape[2], values.shape[2], block_size, window or 0
-    _module().attend(*_how(query), *tensors, *plan, *sizes, scale if softcap else scale * _LOG2_E, softcap or 0.0)
+    _module().attend(*_how(query), *tensors, *plan, *sizes, *scales(scale, softcap))
+
+
+def scales(scale: float, softcap: float | None) -> tuple[float, float]:
+    """Both as the kernel takes them, whose exponentials are of base 2."""
+    return (scale, softcap) if softcap else (scale * _LOG2_E, 0.0)
+
+
+def layers(
+    table: NDArray[np.void],
+    hidden: Tensor,
+    rotary: tuple[Tensor, Tensor],
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    items: Tensor,
+    pool: Tensor,
+    positions: Tensor,
+    *,
+    heads: int,
+    block_size: int,
+) -> None:
+    """Replace hidden rows by what layers make of them, and store their K and V. All numbers are float32.
+
+    table: a `LAYER` each; hidden: (rows, width); rotary: as `turn` takes them; keys, values: (layers, slots, kv heads,
+    dim); slots: (rows,); items, pool, positions: as `tile_plan` lays them out.
+    """
+    (rows, width), (kv_heads, dim) = hidden.shape, keys.shape[2:]
+    room = hidden.new_empty(rows * (width + max(2 * (heads + kv_heads) * dim, 3 * int(table["middle"].max()))))
+    numbers = hidden, room, *rotary, keys, values
+    assert all(each.dtype == torch.float32 and each.is_contiguous() for each in numbers) and keys.shape == values.shape
+    assert rotary[0].shape == rotary[1].shape == (rows, 1, dim) and len(slots) == rows and dim <= MOST_DIMS
+    places = map(_at, (*numbers, slots, items, pool, positions))
+    sizes = rows, width, keys.stride(0), len(items), heads, kv_heads, dim, block_size
+    _module().layers(_parallel(), torch.get_num_threads(), table.ctypes.data, len(table), *places, *sizes)
 
 
 def _module() -> ModuleType:

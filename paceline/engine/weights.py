@@ -90,7 +90,7 @@ class StoredLinear(nn.Module):
         self.in_features = parts[0].shape[1]
         assert all(part.shape[1] == self.in_features for part in parts)
         whole = [part.weight for part in parts if isinstance(part, FloatRows) and layer_kernel.can_run(part.weight)]
-        self._direct = layer_kernel.parts_of(whole) if len(whole) == len(parts) else None
+        self.direct = layer_kernel.parts_of(whole) if len(whole) == len(parts) else None
 
     @property
     def weight(self) -> Tensor:
@@ -104,8 +104,8 @@ class StoredLinear(nn.Module):
         """x: (..., in), float32 → (..., out)"""
         flat = x.reshape(-1, self.in_features).contiguous()
         y = flat.new_empty(flat.shape[0], self.out_features)
-        if self._direct is not None:
-            layer_kernel.linear(flat, self._direct, self.bias, y)
+        if self.direct is not None:
+            layer_kernel.linear(flat, self.direct, self.bias, y)
             return y.view(*x.shape[:-1], self.out_features)
         begin = 0
         for part in self.parts:

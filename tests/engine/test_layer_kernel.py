@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
@@ -17,9 +19,11 @@ from transformers import AutoModelForCausalLM
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine import layer_kernel
+from paceline.engine.base import Engine
 from paceline.engine.layer_kernel import FORMATS
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.attention.backends import ModelAttention, make_attention
+from paceline.engine.paged.packed_linear import FusedLayer
 from paceline.engine.tensors import dists
 from paceline.engine.weights import FloatRows, Scratch, StoredLinear
 from tests.engine.checkpoints import sizeable
@@ -160,6 +164,47 @@ def test_rows_of_an_engine_have_the_same_bits_in_every_batch(name: str, checkpoi
             parts += engine.forward(Batch((others[0], mine, others[1]))).dists[1]
     for alone, beside in zip(whole, parts, strict=True):
         assert (alone.probs == beside.probs).all()
+
+
+def mixed_batches(engine: Engine) -> list[NDArray[np.floating]]:
+    """Probabilities of all rows of a prompt, then of a chain, a tree and a single row beside each other."""
+    found: list[NDArray[np.floating]] = []
+    with sequences(engine, 3) as (one, other, third):
+        for batch in (
+            Batch((Segment(one, 0, tuple(range(40)), logits="all"), Segment(other, 0, (5, 6, 7), logits="all"))),
+            Batch(
+                (
+                    Segment(one, 40, (4, 5, 6, 7), (-1, 0, 0, 1), logits="all"),
+                    Segment(other, 3, (8,), logits="all"),
+                    Segment(third, 0, tuple(range(20)), logits="all"),
+                )
+            ),
+        ):
+            found += [dist.probs for dists in engine.forward(batch).dists for dist in dists]
+    return found
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen2windowed", "qwen3", "mistral"])
+def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(
+    name: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EngineOptions(backend="paged", kv_rows=512)
+    calls: list[int] = []
+    layers = layer_kernel.layers
+    monkeypatch.setattr(layer_kernel, "layers", lambda *given, **named: calls.append(layers(*given, **named) or 1))
+    whole = load_stored(checkpoint(f"half-{name}"), name, options)
+    found, before = mixed_batches(whole), torch.get_num_threads()
+    assert calls
+    torch.set_num_threads(2 * before + 1)  # some are not running where others wait
+    try:
+        for _ in range(10):
+            assert all(map(np.array_equal, found, mixed_batches(whole)))
+    finally:
+        torch.set_num_threads(before)
+    monkeypatch.setattr(FusedLayer, "record", lambda _: None)
+    calls.clear()
+    assert all(map(np.array_equal, found, mixed_batches(load_stored(checkpoint(f"half-{name}"), name, options))))
+    assert not calls
 
 
 def test_without_the_kernel_torch_computes_the_same(

@@ -1,4 +1,4 @@
-"""Linear layers packed for oneDNN, and fused decoder layers and MLPs: less memory traffic, fewer small kernels.
+"""Linear layers packed for oneDNN, and fused decoder layers and MLPs: less memory traffic, fewer kernels.
 
 `pack` replaces modules of a transformers model in place. It recognises modules by the names of their parts; the caller
 verifies the scores afterwards. Linears are packed on CPUs, in float32 and bfloat16; elsewhere they stay plain, also
@@ -13,6 +13,7 @@ import mmap
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,7 +21,8 @@ from transformers.activations import SiLUActivation
 from transformers.pytorch_utils import Conv1D
 
 from paceline.engine import layer_kernel
-from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention
+from paceline.engine.paged.attention.backends import CpuKernels
+from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention, TiledAttention
 from paceline.engine.tensors import computes_bfloat16
 from paceline.engine.weights import StoredLinear, experts_of, joined
 from paceline.system import trim_heap
@@ -111,18 +113,18 @@ class FusedMLP(nn.Module):
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
         act = dict(mlp.named_children())["act_fn"]
-        self._gate_up = _linear([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")])
-        self._down = _linear([mlp.get_submodule("down_proj")])
-        self._act, self._is_silu = act, isinstance(act, nn.SiLU | SiLUActivation)
+        self.gate_up = _linear([mlp.get_submodule("gate_proj"), mlp.get_submodule("up_proj")])
+        self.down = _linear([mlp.get_submodule("down_proj")])
+        self._act, self.is_silu = act, isinstance(act, nn.SiLU | SiLUActivation)
 
     def forward(self, x: Tensor) -> Tensor:
-        both = self._gate_up(x)
-        if self._is_silu and layer_kernel.can_run(both):
+        both = self.gate_up(x)
+        if self.is_silu and layer_kernel.can_run(both):
             passed = layer_kernel.gate(both)
         else:
             gate, up = both.chunk(2, dim=-1)
             passed = self._act(gate) * up
-        y: Tensor = self._down(passed)
+        y: Tensor = self.down(passed)
         return y
 
 
@@ -145,6 +147,24 @@ class FusedLayer(nn.Module):
         self._between = _Norm(layer.get_submodule("post_attention_layernorm"))
         parts = dict(attention.named_children())
         self._norms = [_Norm(parts[name]) for name in ("q_norm", "k_norm") if name in parts]  # Qwen3
+
+    @property
+    def query_heads(self) -> int:
+        return self._sizes[0]
+
+    def record(self) -> tuple[object, ...] | None:
+        """The layer as `layer_kernel.LAYER` has it; None where the kernel in C does not compute all of it."""
+        linears = [self._qkv, self._out, self._mlp.gate_up, self._mlp.down]
+        found = [_record(each) for each in linears if isinstance(each, StoredLinear) and each.direct is not None]
+        norms = [self._before, self._between, *self._norms]
+        if len(found) < len(linears) or not self._mlp.is_silu or self._dim > layer_kernel.MOST_DIMS:
+            return None
+        if len({each.eps for each in norms}) > 1 or any(each.weight.dtype != torch.float32 for each in norms):
+            return None
+        params, weights = self._params, [each.weight.data_ptr() for each in norms]
+        weights += [0] * (4 - len(weights))  # heads are not normed
+        numbers = self._mlp.down.in_features, self._index, params.window or 0
+        return (*weights, *found, *numbers, self._before.eps, *layer_kernel.scales(params.scale, params.softcap))
 
     def forward(
         self,
@@ -175,6 +195,51 @@ class FusedLayer(nn.Module):
         return added[None]
 
 
+def _record(linear: StoredLinear) -> tuple[int, int, int]:
+    assert linear.direct is not None
+    return linear.direct.ctypes.data, len(linear.direct), 0 if linear.bias is None else linear.bias.data_ptr()
+
+
+class FusedStack(nn.Module):
+    """Fused layers one after the other: one call of the kernel in C, where it attends."""
+
+    def __init__(self, layers: Sequence[FusedLayer], records: Sequence[tuple[object, ...]]) -> None:
+        """records: `FusedLayer.record` of each"""
+        super().__init__()
+        self._layers = nn.ModuleList(layers)
+        self._table = np.array(records, layer_kernel.LAYER)
+        self._heads = layers[0].query_heads
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        attn_metadata: Attending,
+        **_: object,
+    ) -> Tensor:
+        if not isinstance(attn_metadata, TiledAttention) or not isinstance(attn_metadata.kernels, CpuKernels):
+            given = {"position_embeddings": position_embeddings, "attn_metadata": attn_metadata}
+            for layer in self._layers:
+                hidden_states = layer(hidden_states, **given)
+            return hidden_states
+        hidden, step, storage = hidden_states[0].clone(), attn_metadata.step, attn_metadata.storage
+        layer_kernel.layers(
+            self._table,
+            hidden,
+            _signed(*position_embeddings),
+            storage.keys,
+            storage.values,
+            step.slots,
+            torch.cat(step.items),
+            step.pool,
+            step.positions,
+            heads=self._heads,
+            block_size=storage.block_size,
+        )
+        return hidden[None]
+
+
 class _Norm(nn.Module):
     """Root mean square norm as one kernel call."""
 
@@ -182,13 +247,13 @@ class _Norm(nn.Module):
         super().__init__()
         weight = norm.weight
         assert isinstance(weight, Tensor)
-        self._weight = weight.detach()
-        self._eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # as `head_dim` above
+        self.weight = weight.detach()
+        self.eps = float(norm.variance_epsilon)  # type: ignore[arg-type]  # as `head_dim` above
 
     def forward(self, x: Tensor) -> Tensor:
         if layer_kernel.can_run(x):
-            return layer_kernel.norm(x, self._weight, self._eps)
-        return functional.rms_norm(x, self._weight.shape, self._weight, self._eps)
+            return layer_kernel.norm(x, self.weight, self.eps)
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
 def _signed(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,6 +272,12 @@ def pack(model: nn.Module, params: Sequence[LayerAttention]) -> None:
             index = module.get_submodule("self_attn").layer_idx
             assert isinstance(index, int)
             model.set_submodule(name, FusedLayer(module, index, params[index]))
+    for stack in [each for each in model.modules() if isinstance(each, nn.ModuleList)]:
+        layers = [each for each in stack if isinstance(each, FusedLayer)]
+        records = [record for each in layers if (record := each.record()) is not None]
+        if records and len(records) == len(stack):
+            del stack[:]
+            stack.append(FusedStack(layers, records))
     for name, module in list(model.named_modules()):
         children = dict(module.named_children())
         is_gated = {"gate_proj", "up_proj", "down_proj", "act_fn"} == children.keys() and len(children) == 4

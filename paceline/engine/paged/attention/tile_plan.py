@@ -470,12 +470,13 @@ class TiledAttention:
     """Attention of one step. The step's shape decides what is launched, not its contents: a graph may replay it."""
 
     def __init__(self, storage: KvStorage, kernels: Kernels, heights: tuple[int, ...], step: StepTensors) -> None:
-        self._storage, self._kernels, self._heights, self._step = storage, kernels, heights, step
+        self.storage, self.kernels, self.step = storage, kernels, step
+        self._heights = heights
         self.rotary: tuple[Tensor, Tensor] | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, params: LayerAttention) -> Tensor:
-        step = self._step
-        keys, values = self._storage.by_layer[layer]
+        step = self.step
+        keys, values = self.storage.by_layer[layer]
         keys.index_copy_(0, step.slots, key)
         values.index_copy_(0, step.slots, value)
         shape = (*query.shape[:2], value.shape[-1])
@@ -483,10 +484,10 @@ class TiledAttention:
         output = query.new_zeros(shape) if step.is_padded else query.new_empty(shape)
         partial = query.new_empty((step.num_slots, *shape[1:]), dtype=torch.float32)
         norms = query.new_empty((step.num_slots, shape[1]), dtype=torch.float32)
-        operands = Operands(query, keys, values, output, partial, norms, self._storage.block_size)
+        operands = Operands(query, keys, values, output, partial, norms, self.storage.block_size)
         for items, height in zip(step.items, self._heights, strict=True):
             if len(items):
-                self._kernels.attend(operands, step, items, height, params)
+                self.kernels.attend(operands, step, items, height, params)
         if step.num_slots:
-            self._kernels.combine(operands, step)
+            self.kernels.combine(operands, step)
         return output
