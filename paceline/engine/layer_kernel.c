@@ -124,6 +124,7 @@ typedef struct {
 typedef void Parallel(void (*)(void *), void *, unsigned, unsigned);
 
 #define INLINE static inline __attribute__((always_inline)) TARGET
+#define ONCE static __attribute__((noinline)) TARGET /* not once more for each format of its callers */
 #define JOIN_(name, lanes) name##_##lanes
 #define JOIN(name, lanes) JOIN_(name, lanes)
 #define OF(name) JOIN(name, LANES)
@@ -548,6 +549,17 @@ INLINE void OF(block)(const Product *t, int format, const char *weights, long ou
         }                                                                                                              \
     } while (0)
 
+/* Four outputs of rows `row` to `stop` - 1. */
+INLINE void OF(four)(const Product *t, int format, const char *weights, long output, long row, long stop) {
+#define BLOCK(r, count) OF(block)(t, format, weights, output, OUTPUTS, r, count)
+    BLOCKS(row, stop, BLOCK);
+#undef BLOCK
+}
+
+ONCE void OF(four_of_floats)(const Product *t, const float *weights, long output, long row, long stop) {
+    OF(four)(t, FLOAT32, (const char *)weights, output, row, stop);
+}
+
 /* Outputs `begin` to `end` - 1 of a part, whose first output is `before` of all. */
 INLINE void OF(tile)(const Product *t, const Part *part, int format, long begin, long end, long before) {
     const long inputs = t->inputs, fit = KEPT / inputs / ROWS * ROWS, most = fit > ROWS ? fit : ROWS;
@@ -555,20 +567,17 @@ INLINE void OF(tile)(const Product *t, const Part *part, int format, long begin,
     float widened[WIDENED];
     for (long row = 0; row < t->rows; row += most) {
         const long stop = row + most < t->rows ? row + most : t->rows;
-        const int is_worth = format != FLOAT32 && stop - row > ROWS && OUTPUTS * inputs <= WIDENED;
+        const int is_worth = stop - row > ROWS && OUTPUTS * inputs <= WIDENED;
         long output = begin;
         for (; output + OUTPUTS <= end; output += OUTPUTS) {
             const char *weights = (const char *)AT(part->weights) + size * output * inputs;
-            if (is_worth) {
+            if (format == FLOAT32) {
+                OF(four_of_floats)(t, (const float *)weights, before + output, row, stop);
+            } else if (is_worth) {
                 OF(widen)(weights, format, OUTPUTS * inputs, widened);
-#define BLOCK(r, count) OF(block)(t, FLOAT32, (const char *)widened, before + output, OUTPUTS, r, count)
-                BLOCKS(row, stop, BLOCK);
-#undef BLOCK
-            } else {
-#define BLOCK(r, count) OF(block)(t, format, weights, before + output, OUTPUTS, r, count)
-                BLOCKS(row, stop, BLOCK);
-#undef BLOCK
-            }
+                OF(four_of_floats)(t, widened, before + output, row, stop);
+            } else
+                OF(four)(t, format, weights, before + output, row, stop);
         }
         for (; output < end; output++) {
             const char *weights = (const char *)AT(part->weights) + size * output * inputs;
@@ -727,8 +736,16 @@ INLINE void OF(score)(OF(Tile) * tile, long dim, long column, long line, int lin
         _mm_storeu_ps(tile->scores[line + r] + column, OF(sums)(sums[0][r], sums[1][r], sums[2][r], sums[3][r]));
 }
 
+ONCE void OF(scores)(OF(Tile) * tile, long dim, long count, long lines) {
+    for (long column = 0; column < count; column += OUTPUTS) {
+#define BLOCK(r, count) OF(score)(tile, dim, column, r, count)
+        BLOCKS(0, lines, BLOCK);
+#undef BLOCK
+    }
+}
+
 /* Scores to weights; what a line has mixed so far decays. */
-INLINE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, uint32_t seen) {
+ONCE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, uint32_t seen) {
     float *scores = tile->scores[line];
     VECTOR most = MM(set1_ps)(-INFINITY);
     for (long i = 0; i < COLUMNS; i += LANES) {
@@ -784,6 +801,17 @@ INLINE void OF(mix)(OF(Tile) * tile, long count, long dim, int dims, long line, 
         for (int d = 0; d < dims; d++) MM(storeu_ps)(tile->mixed[line + r] + dim + d * LANES, sums[r][d]);
 }
 
+ONCE void OF(mixes)(OF(Tile) * tile, long count, long wide, long lines) {
+    long d = 0;
+    for (; d + OUTPUTS * LANES <= wide; d += OUTPUTS * LANES) {
+#define BLOCK(r, rows) OF(mix)(tile, count, d, OUTPUTS, r, rows)
+        BLOCKS(0, lines, BLOCK);
+#undef BLOCK
+    }
+    for (; d < wide; d += LANES)
+        for (long r = 0; r < lines; r++) OF(mix)(tile, count, d, 1, r, 1);
+}
+
 INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head,
                              long line, long lines) {
     const size_t size = size_of(format);
@@ -813,11 +841,7 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
                         tile->values[i], &tile->value_at[i]);
         }
         for (long i = count; i % OUTPUTS; i++) tile->key_at[i] = tile->key_at[0]; /* not seen */
-        for (long column = 0; column < count; column += OUTPUTS) {
-#define BLOCK(r, count) OF(score)(tile, dim, column, r, count)
-            BLOCKS(0, lines, BLOCK);
-#undef BLOCK
-        }
+        OF(scores)(tile, dim, count, lines);
         for (long i = 0; i < lines; i++) {
             const uint32_t visible = seen[(line + i) / group - first];
             if (visible)
@@ -825,14 +849,7 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
             else
                 memset(tile->scores[i], 0, sizeof tile->scores[i]);
         }
-        long d = 0;
-        for (; d + OUTPUTS * LANES <= wide; d += OUTPUTS * LANES) {
-#define BLOCK(r, rows) OF(mix)(tile, count, d, OUTPUTS, r, rows)
-            BLOCKS(0, lines, BLOCK);
-#undef BLOCK
-        }
-        for (; d < wide; d += LANES)
-            for (long r = 0; r < lines; r++) OF(mix)(tile, count, d, 1, r, 1);
+        OF(mixes)(tile, count, wide, lines);
     }
     for (long i = 0; i < lines; i++) {
         const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
