@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -66,7 +68,14 @@ def prefer_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 def main() -> None:
+    # Python's own handler would be replaced by asyncio's, which waits for what holds its loop up: a model being loaded.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     prefer_huge_pages()
     gc.set_threshold(10_000)  # a fifth of the time in which modules are loaded went into looking for garbage
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -114,6 +115,36 @@ def test_control_c_ends_quietly_with_code_130(
         root.main()
     assert end.value.code == 130
     assert "".join(capsys.readouterr()) == ""
+
+
+LOADING = """
+import asyncio, threading, typer
+from paceline.commands import main as root
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+@app.command()
+def run() -> None:
+    async def load() -> None:  # as a program loads its model: on the loop's thread, which waits for another
+        print("loading", flush=True)
+        threading.Event().wait()
+
+    asyncio.run(load())
+
+root.build = lambda: app
+root.main()
+"""
+
+
+def test_control_c_ends_a_program_that_still_loads_its_model() -> None:
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "loading\n"
+        program.send_signal(signal.SIGINT)
+        try:
+            assert program.wait(60) == 130
+        finally:
+            program.kill()
 
 
 def test_a_checkout_that_is_not_installed_says_so_and_keeps_its_own_commands(
