@@ -201,8 +201,8 @@ static PyObject *is_supported(PyObject *self, PyObject *none) {
 #ifdef HAS_KERNEL
 typedef unsigned long long Address;
 
-static Task linear_of(const Part *parts, long count, const float *x, long rows, long inputs, const float *bias, float *y,
-                      long stride, int adds) {
+static Task linear_of(const Part *parts, long count, const float *x, long rows, long inputs, const float *bias,
+                      float *y, long stride, int adds) {
     Task t = {.kind = LINEAR, .linear = {parts, x, bias, y, count, rows, inputs, stride, adds}};
     for (long i = 0; i < count; i++) t.parts += (parts[i].outputs + TILE - 1) / TILE;
     return t;
@@ -238,8 +238,8 @@ static PyObject *linear(PyObject *self, PyObject *arguments) {
     Address parallel, parts_at, x, bias, y;
     unsigned threads;
     long count, inputs, rows, stride, products = 0;
-    if (!PyArg_ParseTuple(arguments, "KIKllKlKKl", &parallel, &threads, &parts_at, &count, &inputs, &x, &rows, &bias, &y,
-                          &stride))
+    if (!PyArg_ParseTuple(arguments, "KIKllKlKKl", &parallel, &threads, &parts_at, &count, &inputs, &x, &rows, &bias,
+                          &y, &stride))
         return NULL;
     const Part *parts = AT(parts_at);
     for (long i = 0; i < count; i++) products += rows * inputs * parts[i].outputs;
@@ -266,8 +266,8 @@ static PyObject *turn(PyObject *self, PyObject *arguments) {
     unsigned threads;
     Task t = {.kind = TURN};
     Turn *n = &t.turn;
-    if (!PyArg_ParseTuple(arguments, "KIiKlKKlll", &parallel, &threads, &n->format, &x, &n->stride, &cos, &sin, &n->rows,
-                          &n->heads, &n->width))
+    if (!PyArg_ParseTuple(arguments, "KIiKlKKlll", &parallel, &threads, &n->format, &x, &n->stride, &cos, &sin,
+                          &n->rows, &n->heads, &n->width))
         return NULL;
     n->x = AT(x), n->cos = AT(cos), n->sin = AT(sin), t.parts = n->rows;
     return run(parallel, threads, &t, 1, n->rows * n->heads * n->width < ALONE);
@@ -339,35 +339,33 @@ enum { TASKS = 9 }; /* of a layer */
 static void tasks_of(Task *t, const Layer *n, const Step *s) {
     const long rows = s->rows, queries = s->heads * s->dim, kept = s->kv_heads * s->dim, wide = queries + 2 * kept;
     float *hidden = AT(s->hidden), *normed = AT(s->room), *heads = normed + rows * s->width;
-    float *mixed = heads + rows * wide, *both = heads /* which are not needed any more */, *passed = both + rows * 2 * n->middle;
+    float *mixed = heads + rows * wide;
+    float *both = heads, *passed = both + rows * 2 * n->middle; /* where heads are, which are not needed any more */
     float *keys = (float *)AT(s->keys) + n->index * s->layer, *values = (float *)AT(s->values) + n->index * s->layer;
-    Norm norm = {(char *)hidden, AT(n->before), (char *)normed, rows, 1, s->width, s->width, s->width, n->eps, 0};
-    const Place place = {
-        .query = {(char *)heads, AT(n->query), (char *)heads, rows, s->heads, s->dim, wide, wide, n->eps, 0},
-        .key = {(char *)(heads + queries), AT(n->key), (char *)(heads + queries), rows, s->kv_heads, s->dim, wide, wide,
-                n->eps, 0},
-        .turn = {(char *)heads, AT(s->cos), AT(s->sin), rows, s->heads + s->kv_heads, s->dim, wide, 0},
-        .key_from = heads + queries,
-        .value_from = heads + queries + kept,
-        .keys = keys,
-        .values = values,
-        .slots = AT(s->slots),
-        .size = kept,
-    };
-    const Attention attention = {
-        (char *)heads, (char *)keys,  (char *)values, (char *)mixed, AT(s->items), AT(s->pool), AT(s->positions),
-        wide,          kept,          kept,           queries,       s->items_count, s->heads,  s->kv_heads,
-        s->dim,        s->dim,        s->block,       n->window,     n->scale,     n->softcap,  0,
-    };
+    Norm norm = {.x = (char *)hidden, .y = (char *)normed, .rows = rows, .heads = 1, .eps = n->eps};
+    norm.width = norm.x_stride = norm.y_stride = s->width;
+    Norm head = {.rows = rows, .width = s->dim, .x_stride = wide, .y_stride = wide, .eps = n->eps};
+    Place place = {.query = head, .key = head, .keys = keys, .values = values, .slots = AT(s->slots), .size = kept};
+    place.query.x = place.query.y = (char *)heads, place.query.weight = AT(n->query), place.query.heads = s->heads;
+    place.key.x = place.key.y = (char *)(heads + queries), place.key.weight = AT(n->key), place.key.heads = s->kv_heads;
+    place.turn = (Turn){.x = (char *)heads, .cos = AT(s->cos), .sin = AT(s->sin), .rows = rows, .width = s->dim};
+    place.turn.heads = s->heads + s->kv_heads, place.turn.stride = wide;
+    place.key_from = heads + queries, place.value_from = place.key_from + kept;
+    Attention attention = {.query = (char *)heads, .keys = (char *)keys, .values = (char *)values};
+    attention.output = (char *)mixed, attention.query_row = wide, attention.output_row = queries;
+    attention.key_slot = attention.value_slot = kept, attention.key_dim = attention.value_dim = s->dim;
+    attention.heads = s->heads, attention.kv_heads = s->kv_heads, attention.block = s->block;
+    attention.items = AT(s->items), attention.items_count = s->items_count, attention.pool = AT(s->pool);
+    attention.positions = AT(s->positions), attention.window = n->window;
+    attention.scale = n->scale, attention.softcap = n->softcap;
 #define PRODUCT(of, x, inputs, y, stride, adds)                                                                        \
     linear_of(AT(n->of.parts), n->of.count, x, rows, inputs, AT(n->of.bias), y, stride, adds)
-    *t++ = norm_of(norm);
+    norm.weight = AT(n->before), *t++ = norm_of(norm);
     *t++ = PRODUCT(qkv, normed, s->width, heads, wide, 0);
     *t++ = (Task){.kind = PLACE, .parts = rows, .place = place};
     *t++ = attend_of(attention);
     *t++ = PRODUCT(out, mixed, queries, hidden, s->width, 1);
-    norm.weight = AT(n->between);
-    *t++ = norm_of(norm);
+    norm.weight = AT(n->between), *t++ = norm_of(norm);
     *t++ = PRODUCT(up, normed, s->width, both, 2 * n->middle, 0);
     *t++ = gate_of((Gate){(char *)both, (char *)passed, rows, n->middle, 0});
     *t++ = PRODUCT(down, passed, n->middle, hidden, s->width, 1);
@@ -380,8 +378,8 @@ static PyObject *layers(PyObject *self, PyObject *arguments) {
     unsigned threads;
     long count;
     Step n;
-    if (!PyArg_ParseTuple(arguments, "KIKlKKKKKKKKKKllllllll", &parallel, &threads, &layers_at, &count, &n.hidden, &n.room,
-                          &n.cos, &n.sin, &n.keys, &n.values, &n.slots, &n.items, &n.pool, &n.positions, &n.rows,
+    if (!PyArg_ParseTuple(arguments, "KIKlKKKKKKKKKKllllllll", &parallel, &threads, &layers_at, &count, &n.hidden,
+                          &n.room, &n.cos, &n.sin, &n.keys, &n.values, &n.slots, &n.items, &n.pool, &n.positions, &n.rows,
                           &n.width, &n.layer, &n.items_count, &n.heads, &n.kv_heads, &n.dim, &n.block))
         return NULL;
     Task *tasks = aligned_alloc(64, sizeof(Task) * TASKS * count);
