@@ -379,8 +379,8 @@ static PyObject *layers(PyObject *self, PyObject *arguments) {
     long count;
     Step n;
     if (!PyArg_ParseTuple(arguments, "KIKlKKKKKKKKKKllllllll", &parallel, &threads, &layers_at, &count, &n.hidden,
-                          &n.room, &n.cos, &n.sin, &n.keys, &n.values, &n.slots, &n.items, &n.pool, &n.positions, &n.rows,
-                          &n.width, &n.layer, &n.items_count, &n.heads, &n.kv_heads, &n.dim, &n.block))
+                          &n.room, &n.cos, &n.sin, &n.keys, &n.values, &n.slots, &n.items, &n.pool, &n.positions,
+                          &n.rows, &n.width, &n.layer, &n.items_count, &n.heads, &n.kv_heads, &n.dim, &n.block))
         return NULL;
     Task *tasks = aligned_alloc(64, sizeof(Task) * TASKS * count);
     if (tasks == NULL) return PyErr_NoMemory();
