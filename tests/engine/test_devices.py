@@ -14,7 +14,7 @@ from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.tensors import use_device
 from tests.engine.trials import sequences
 
-SUBJECTS = ["hf-llama", "paged-gemma2", "tiled-gemma2"]
+SUBJECTS = ["hf-llama", "paged-llama", "paged-gemma2", "tiled-gemma2"]
 PARAMS = [
     SamplingParams(temperature=0.0, repetition_penalty=1.1),
     SamplingParams(seed=1, top_p=0.9),
