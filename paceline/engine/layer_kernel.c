@@ -27,6 +27,7 @@ enum { OUTPUTS = 4, TILE = 16 };  /* outputs of a product's inner loop, and thos
 enum { KEPT = 1 << 16 };          /* numbers of rows that stay in a core's second cache, beside a tile's weights */
 enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once for all rows, if these are many */
 enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head of theirs; cached rows */
+enum { CHUNK = 256 };             /* columns that are attended to by themselves before they join those before them */
 enum { DIMS = 256 };              /* of a head at most */
 enum { ALONE = 1 << 15, FEW = 1 << 18 }; /* numbers, and products, that are not worth a second thread */
 enum { GATES = 1 << 10 };                /* that a thread takes at a time */
@@ -96,9 +97,15 @@ typedef struct {
     long items_count, heads, kv_heads, key_dim, value_dim, block, window; /* window 0: none */
     float scale, softcap;                                                  /* softcap 0: none */
     int format;
+    long chunks; /* of the longest item, if threads divide items by them; else 1 */
+    float *room; /* then of each chunk of each head of K and V: its lines' `mixed`, `best` and `total` */
+    long lines, wide; /* room for so many, of so many numbers */
 } Attention;
 
-enum { LINEAR, NORM, TURN, GATE, PLACE, ATTEND };
+/* Lines of an item: its rows, once for each of the heads that share a head of K and V. */
+static long lines_of(const Attention *t, const int32_t *item) { return item[NUM_ROWS] * (t->heads / t->kv_heads); }
+
+enum { LINEAR, NORM, TURN, GATE, PLACE, ATTEND, JOIN_CHUNKS };
 
 typedef struct {
     long next, done;                           /* parts that threads have taken, and have computed */
@@ -214,8 +221,31 @@ static Task gate_of(Gate gate) {
     return (Task){.kind = GATE, .parts = gate.rows * ((gate.width + GATES - 1) / GATES), .gate = gate};
 }
 
-static Task attend_of(Attention attention) {
-    return (Task){.kind = ATTEND, .parts = attention.items_count * attention.kv_heads, .attention = attention};
+/* Attention, and what joins its chunks if it is divided. */
+static Task *attend_of(Task *t, Attention attention) {
+    const long heads = attention.items_count * attention.kv_heads;
+    *t++ = (Task){.kind = ATTEND, .parts = heads * attention.chunks, .attention = attention};
+    *t++ = (Task){.kind = JOIN_CHUNKS, .parts = attention.chunks > 1 ? heads : 0, .attention = attention};
+    return t;
+}
+
+/* Divide items by their columns, too, where one of them would hold up the threads. The sums are the same. Returns what
+ * is to be freed. */
+static void *divide(Attention *t, unsigned threads) {
+    const long wide = (t->value_dim + 15) / 16 * 16;
+    long longest = 0, all = 0, lines = 0;
+    for (const int32_t *item = t->items; item < t->items + t->items_count * FIELDS; item += FIELDS) {
+        const long found = lines_of(t, item), end = item[END];
+        all += end * t->kv_heads;
+        if (found > LINES) continue; /* left whole: there are more of its kind */
+        longest = end > longest ? end : longest, lines = found > lines ? found : lines;
+    }
+    t->chunks = 1;
+    if (threads < 2 || longest <= CHUNK || 2 * (long)threads * longest <= all) return NULL;
+    const long chunks = (longest + CHUNK - 1) / CHUNK;
+    t->room = malloc(sizeof(float) * t->items_count * t->kv_heads * chunks * lines * (wide + 2));
+    if (t->room != NULL) t->chunks = chunks, t->lines = lines, t->wide = wide;
+    return t->room;
 }
 
 /* Have threads compute tasks; small ones are left to the caller. */
@@ -303,8 +333,12 @@ static PyObject *attend(PyObject *self, PyObject *arguments) {
     long products = 0;
     for (const int32_t *item = n.items; item < n.items + n.items_count * FIELDS; item += FIELDS)
         products += (long)item[NUM_ROWS] * (item[END] - item[BEGIN]) * n.heads * (n.key_dim + n.value_dim);
-    Task t = attend_of(n);
-    return run(parallel, threads, &t, 1, products < FEW);
+    void *room = divide(&n, products < FEW ? 1 : threads);
+    Task tasks[2];
+    attend_of(tasks, n);
+    PyObject *none = run(parallel, threads, tasks, n.chunks > 1 ? 2 : 1, products < FEW);
+    free(room);
+    return none;
 }
 
 /* ---- whole layers, in float32: the records of `layer_kernel.py` ---- */
@@ -334,9 +368,18 @@ typedef struct {
     long items_count, heads, kv_heads, dim, block;
 } Step;
 
-enum { TASKS = 9 }; /* of a layer */
+enum { TASKS = 10 }; /* of a layer */
 
-static void tasks_of(Task *t, const Layer *n, const Step *s) {
+static Attention attention_of(const Step *s) {
+    const long queries = s->heads * s->dim, kept = s->kv_heads * s->dim;
+    Attention t = {.items = AT(s->items), .items_count = s->items_count, .pool = AT(s->pool)};
+    t.positions = AT(s->positions), t.query_row = queries + 2 * kept, t.output_row = queries;
+    t.key_slot = t.value_slot = kept, t.key_dim = t.value_dim = s->dim;
+    t.heads = s->heads, t.kv_heads = s->kv_heads, t.block = s->block;
+    return t;
+}
+
+static void tasks_of(Task *t, const Layer *n, const Step *s, Attention attention) {
     const long rows = s->rows, queries = s->heads * s->dim, kept = s->kv_heads * s->dim, wide = queries + 2 * kept;
     float *hidden = AT(s->hidden), *normed = AT(s->room), *heads = normed + rows * s->width;
     float *mixed = heads + rows * wide;
@@ -351,19 +394,15 @@ static void tasks_of(Task *t, const Layer *n, const Step *s) {
     place.turn = (Turn){.x = (char *)heads, .cos = AT(s->cos), .sin = AT(s->sin), .rows = rows, .width = s->dim};
     place.turn.heads = s->heads + s->kv_heads, place.turn.stride = wide;
     place.key_from = heads + queries, place.value_from = place.key_from + kept;
-    Attention attention = {.query = (char *)heads, .keys = (char *)keys, .values = (char *)values};
-    attention.output = (char *)mixed, attention.query_row = wide, attention.output_row = queries;
-    attention.key_slot = attention.value_slot = kept, attention.key_dim = attention.value_dim = s->dim;
-    attention.heads = s->heads, attention.kv_heads = s->kv_heads, attention.block = s->block;
-    attention.items = AT(s->items), attention.items_count = s->items_count, attention.pool = AT(s->pool);
-    attention.positions = AT(s->positions), attention.window = n->window;
+    attention.query = (char *)heads, attention.keys = (char *)keys, attention.values = (char *)values;
+    attention.output = (char *)mixed, attention.window = n->window;
     attention.scale = n->scale, attention.softcap = n->softcap;
 #define PRODUCT(of, x, inputs, y, stride, adds)                                                                        \
     linear_of(AT(n->of.parts), n->of.count, x, rows, inputs, AT(n->of.bias), y, stride, adds)
     norm.weight = AT(n->before), *t++ = norm_of(norm);
     *t++ = PRODUCT(qkv, normed, s->width, heads, wide, 0);
     *t++ = (Task){.kind = PLACE, .parts = rows, .place = place};
-    *t++ = attend_of(attention);
+    t = attend_of(t, attention);
     *t++ = PRODUCT(out, mixed, queries, hidden, s->width, 1);
     norm.weight = AT(n->between), *t++ = norm_of(norm);
     *t++ = PRODUCT(up, normed, s->width, both, 2 * n->middle, 0);
@@ -384,8 +423,11 @@ static PyObject *layers(PyObject *self, PyObject *arguments) {
         return NULL;
     Task *tasks = aligned_alloc(64, sizeof(Task) * TASKS * count);
     if (tasks == NULL) return PyErr_NoMemory();
-    for (long i = 0; i < count; i++) tasks_of(tasks + TASKS * i, (const Layer *)AT(layers_at) + i, &n);
+    Attention attention = attention_of(&n);
+    void *room = divide(&attention, threads); /* one after the other, layers use it again */
+    for (long i = 0; i < count; i++) tasks_of(tasks + TASKS * i, (const Layer *)AT(layers_at) + i, &n, attention);
     PyObject *none = run(parallel, threads, tasks, TASKS * count, 0);
+    free(room);
     free(tasks);
     return none;
 }
@@ -679,7 +721,8 @@ typedef struct {
     float scores[LINES][COLUMNS];                 /* base 2; then the weights */
     float keys[COLUMNS][DIMS], values[COLUMNS][DIMS];
     const float *key_at[COLUMNS], *value_at[COLUMNS];
-    float best[LINES], total[LINES];
+    float best[LINES], total[LINES];                                       /* of a chunk, as `mixed` is */
+    float joined[LINES][DIMS], joined_best[LINES], joined_total[LINES]; /* of the chunks so far */
 } OF(Tile);
 
 INLINE long OF(padded)(long count) { return (count + LANES - 1) / LANES * LANES; }
@@ -810,23 +853,18 @@ ONCE void OF(mixes)(OF(Tile) * tile, long count, long wide, long lines) {
         for (long r = 0; r < lines; r++) OF(mix)(tile, count, d, 1, r, 1);
 }
 
-INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head,
-                             long line, long lines) {
+/* What lines see of the columns from `begin` to `end`. */
+INLINE void OF(attend_chunk)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head,
+                             long line, long lines, long begin, long end) {
     const size_t size = size_of(format);
     const long group = t->heads / t->kv_heads, dim = OF(padded)(t->key_dim), wide = OF(padded)(t->value_dim);
+    const long first = line / group, last = (line + lines - 1) / group;
     for (long i = 0; i < lines; i++) {
-        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
-        const char *query = t->query + size * (row * t->query_row + head * t->key_dim);
-        for (long d = 0; d < dim; d += LANES)
-            MM(storeu_ps)(tile->query[i] + d, OF(load_part)(query, format, d, t->key_dim));
         memset(tile->mixed[i], 0, sizeof(float) * wide);
         tile->best[i] = -INFINITY, tile->total[i] = 0.0f;
     }
-    const long first = line / group, last = (line + lines - 1) / group;
-    long begin = item[BEGIN];
-    if (t->window && item[LEAST] - t->window + 1 > begin) begin = (item[LEAST] - t->window + 1) / COLUMNS * COLUMNS;
-    for (; begin < item[END]; begin += COLUMNS) {
-        const long count = item[END] - begin < COLUMNS ? item[END] - begin : COLUMNS;
+    for (; begin < end; begin += COLUMNS) {
+        const long count = end - begin < COLUMNS ? end - begin : COLUMNS;
         uint32_t seen[LINES], any = 0;
         for (long row = first; row <= last; row++) any |= seen[row - first] = OF(seen)(t, item, row, begin, count);
         if (!any) continue;
@@ -849,27 +887,109 @@ INLINE void OF(attend_lines)(const Attention *t, int format, OF(Tile) * tile, co
         }
         OF(mixes)(tile, count, wide, lines);
     }
+}
+
+ONCE void OF(begin_lines)(const Attention *t, OF(Tile) * tile, long lines) {
     for (long i = 0; i < lines; i++) {
-        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
-        char *output = t->output + size * (row * t->output_row + head * t->value_dim);
-        const VECTOR share = MM(set1_ps)(tile->total[i] == 0.0f ? 0.0f : 1.0f / tile->total[i]);
-        for (long d = 0; d < wide; d += LANES)
-            OF(store_part)(output, format, d, MM(mul_ps)(MM(loadu_ps)(tile->mixed[i] + d), share), t->value_dim);
+        memset(tile->joined[i], 0, sizeof(float) * OF(padded)(t->value_dim));
+        tile->joined_best[i] = -INFINITY, tile->joined_total[i] = 0.0f;
     }
 }
 
-/* A head of K and V of an item. */
+/* Have what a line sees of the next chunk join what it saw before. */
+ONCE void OF(join)(const Attention *t, OF(Tile) * tile, long line, const float *mixed, float best, float total) {
+    if (total == 0.0f) return; /* it sees none of it */
+    const float before = tile->joined_best[line], after = best > before ? best : before;
+    const VECTOR decay = OF(exp2)(MM(set1_ps)(before - after)), share = OF(exp2)(MM(set1_ps)(best - after));
+    float less[LANES], part[LANES], *joined = tile->joined[line];
+    MM(storeu_ps)(less, before == after ? MM(set1_ps)(1.0f) : decay), MM(storeu_ps)(part, share);
+    for (long d = 0; d < t->value_dim; d += LANES) {
+        const VECTOR kept = MM(mul_ps)(MM(loadu_ps)(joined + d), MM(set1_ps)(less[0]));
+        MM(storeu_ps)(joined + d, MM(fmadd_ps)(MM(loadu_ps)(mixed + d), MM(set1_ps)(part[0]), kept));
+    }
+    tile->joined_total[line] = tile->joined_total[line] * less[0] + total * part[0];
+    tile->joined_best[line] = after;
+}
+
+INLINE void OF(load_lines)(const Attention *t, int format, OF(Tile) * tile, const int32_t *item, long kv_head,
+                           long line, long lines) {
+    const long group = t->heads / t->kv_heads, dim = OF(padded)(t->key_dim);
+    for (long i = 0; i < lines; i++) {
+        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
+        const char *query = t->query + size_of(format) * (row * t->query_row + head * t->key_dim);
+        for (long d = 0; d < dim; d += LANES)
+            MM(storeu_ps)(tile->query[i] + d, OF(load_part)(query, format, d, t->key_dim));
+    }
+}
+
+INLINE void OF(store_lines)(const Attention *t, int format, const OF(Tile) * tile, const int32_t *item, long kv_head,
+                            long line, long lines) {
+    const long group = t->heads / t->kv_heads;
+    for (long i = 0; i < lines; i++) {
+        const long row = item[ROW] + (line + i) / group, head = kv_head * group + (line + i) % group;
+        char *output = t->output + size_of(format) * (row * t->output_row + head * t->value_dim);
+        const float total = tile->joined_total[i];
+        const VECTOR share = MM(set1_ps)(total == 0.0f ? 0.0f : 1.0f / total);
+        for (long d = 0; d < t->value_dim; d += LANES)
+            OF(store_part)(output, format, d, MM(mul_ps)(MM(loadu_ps)(tile->joined[i] + d), share), t->value_dim);
+    }
+}
+
+INLINE float *OF(room_of)(const Attention *t, long head, long chunk) {
+    return t->room + (head * t->chunks + chunk) * t->lines * (t->wide + 2);
+}
+
+/* A head of K and V of an item, or a chunk of it. */
+INLINE void OF(attend_head)(const Attention *t, int format, OF(Tile) * tile, long head, long only) {
+    const int32_t *item = t->items + head / t->kv_heads * FIELDS;
+    const long kv_head = head % t->kv_heads, all = lines_of(t, item);
+    long least = item[BEGIN], end = item[END];
+    if (t->window && item[LEAST] - t->window + 1 > least) least = (item[LEAST] - t->window + 1) / COLUMNS * COLUMNS;
+    if (t->chunks > 1 && all <= LINES) {
+        const long begin = only * CHUNK > least ? only * CHUNK : least;
+        end = end < (only + 1) * CHUNK ? end : (only + 1) * CHUNK;
+        OF(load_lines)(t, format, tile, item, kv_head, 0, all);
+        OF(attend_chunk)(t, format, tile, item, kv_head, 0, all, begin, end);
+        float *mixed = OF(room_of)(t, head, only), *best = mixed + all * t->wide;
+        for (long i = 0; i < all; i++) {
+            memcpy(mixed + i * t->wide, tile->mixed[i], sizeof(float) * OF(padded)(t->value_dim));
+            best[2 * i] = tile->best[i], best[2 * i + 1] = tile->total[i];
+        }
+    } else if (only == 0)
+        for (long line = 0; line < all; line += LINES) {
+            const long lines = all - line < LINES ? all - line : LINES;
+            OF(load_lines)(t, format, tile, item, kv_head, line, lines);
+            OF(begin_lines)(t, tile, lines);
+            for (long begin = least, next; begin < end; begin = next) {
+                next = (begin / CHUNK + 1) * CHUNK;
+                OF(attend_chunk)(t, format, tile, item, kv_head, line, lines, begin, next < end ? next : end);
+                for (long i = 0; i < lines; i++) OF(join)(t, tile, i, tile->mixed[i], tile->best[i], tile->total[i]);
+            }
+            OF(store_lines)(t, format, tile, item, kv_head, line, lines);
+        }
+}
+
 TARGET static void OF(attend)(const Attention *t, long part) {
     OF(Tile) tile;
     memset(&tile.scores, 0, sizeof tile.scores);
-    const int32_t *item = t->items + part / t->kv_heads * FIELDS;
-    const long all = item[NUM_ROWS] * (t->heads / t->kv_heads);
-    for (long line = 0; line < all; line += LINES) {
-        const long lines = all - line < LINES ? all - line : LINES;
-#define CALL(format) OF(attend_lines)(t, format, &tile, item, part % t->kv_heads, line, lines)
-        EACH_FORMAT(t->format, CALL)
+#define CALL(format) OF(attend_head)(t, format, &tile, part / t->chunks, part % t->chunks)
+    EACH_FORMAT(t->format, CALL)
 #undef CALL
+}
+
+TARGET static void OF(join_chunks)(const Attention *t, long head) {
+    const int32_t *item = t->items + head / t->kv_heads * FIELDS;
+    const long lines = lines_of(t, item);
+    if (lines > LINES) return;
+    OF(Tile) tile;
+    OF(begin_lines)(t, &tile, lines);
+    for (long chunk = 0; chunk * CHUNK < item[END]; chunk++) {
+        const float *mixed = OF(room_of)(t, head, chunk), *best = mixed + lines * t->wide;
+        for (long i = 0; i < lines; i++) OF(join)(t, &tile, i, mixed + i * t->wide, best[2 * i], best[2 * i + 1]);
     }
+#define CALL(format) OF(store_lines)(t, format, &tile, item, head % t->kv_heads, 0, lines)
+    EACH_FORMAT(t->format, CALL)
+#undef CALL
 }
 
 /* ---- tasks ---- */
@@ -898,6 +1018,9 @@ TARGET static void OF(compute)(const Task *t, long part) {
         break;
     case ATTEND:
         OF(attend)(&t->attention, part);
+        break;
+    case JOIN_CHUNKS:
+        OF(join_chunks)(&t->attention, part);
         break;
     }
 }

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -80,15 +83,22 @@ def test_a_linear_is_the_product_and_its_rows_have_the_same_bits_alone(
     assert torch.equal(product(x[row:].clone(), weights[output:].clone(), bias[output:].clone()), found[row:, output:])
 
 
+@contextmanager
+def computing(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_change_no_bit(threads: int) -> None:
     x, weights = numbers(0, 9, 640), numbers(1, 1000, 640, dtype=torch.bfloat16)
-    found, before = product(x, weights), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    found = product(x, weights)
+    with computing(threads):
         assert torch.equal(product(x, weights), found)
-    finally:
-        torch.set_num_threads(before)
 
 
 @given(rows=sizes, heads=st.integers(1, 5), width=sizes, dtype=formats, seed=st.integers(0, 99))
@@ -129,10 +139,18 @@ def test_gates_are_torch_s(rows: int, width: int, dtype: torch.dtype, size: floa
     torch.testing.assert_close(found[fits], expected[fits], atol=4 * ROUNDING[dtype] * size, rtol=4 * ROUNDING[dtype])
 
 
-@settings(max_examples=30)
-@given(st.lists(st.sampled_from(["decode", "chain", "part", "prompt"]), min_size=2, max_size=8), st.integers(0, 99))
-def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int) -> None:
-    given_case = case(kinds, seed, heads=6, kv_heads=2, dim=40, longest=200, window=None if seed % 2 else 50)
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from(["decode", "chain", "part", "prompt"]), min_size=2, max_size=8),
+    st.integers(0, 99),
+    st.sampled_from([200, 1000]),
+    st.sampled_from([1, 4]),
+)
+def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int, longest: int, threads: int) -> None:
+    """Also where several threads share the columns of one long sequence."""
+    given_case = case(
+        kinds, seed, heads=6, kv_heads=2, dim=40, longest=longest, window=None if seed % 2 else longest // 4
+    )
     backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 6))
 
     def attended(flat: object, rows: slice) -> Tensor:
@@ -148,7 +166,8 @@ def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int
         rows = slice(slots.first, slots.first + slots.num_rows)
         alone = type(slots)(slots.segment, 0, slots.blocks)
         part = type(flat)([alone], flat.tokens[rows], flat.positions[rows], flat.slots[rows], flat.logits_rows[:0])
-        assert torch.equal(attended(part, rows), together[rows])
+        with computing(threads):
+            assert torch.equal(attended(part, rows), together[rows])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
@@ -166,15 +185,24 @@ def test_rows_of_an_engine_have_the_same_bits_in_every_batch(name: str, checkpoi
         assert (alone.probs == beside.probs).all()
 
 
+LONG = 280  # more columns than the kernel attends to at a time
+
+
+def with_long_context(checkpoint: Path, folder: Path) -> Path:
+    found = shutil.copytree(checkpoint, folder / "model") / "config.json"
+    found.write_text(json.dumps(json.loads(found.read_text()) | {"max_position_embeddings": 2 * LONG}))
+    return found.parent
+
+
 def mixed_batches(engine: Engine) -> list[NDArray[np.floating]]:
     """Probabilities of all rows of a prompt, then of a chain, a tree and a single row beside each other."""
     found: list[NDArray[np.floating]] = []
     with sequences(engine, 3) as (one, other, third):
         for batch in (
-            Batch((Segment(one, 0, tuple(range(40)), logits="all"), Segment(other, 0, (5, 6, 7), logits="all"))),
+            Batch((Segment(one, 0, tuple(i % 97 for i in range(LONG)), logits="all"), Segment(other, 0, (5, 6, 7)))),
             Batch(
                 (
-                    Segment(one, 40, (4, 5, 6, 7), (-1, 0, 0, 1), logits="all"),
+                    Segment(one, LONG, (4, 5, 6, 7), (-1, 0, 0, 1), logits="all"),
                     Segment(other, 3, (8,), logits="all"),
                     Segment(third, 0, tuple(range(20)), logits="all"),
                 )
@@ -186,24 +214,22 @@ def mixed_batches(engine: Engine) -> list[NDArray[np.floating]]:
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen2windowed", "qwen3", "mistral"])
 def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(
-    name: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    name: str, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options = EngineOptions(backend="paged", kv_rows=512)
     calls: list[int] = []
     layers = layer_kernel.layers
     monkeypatch.setattr(layer_kernel, "layers", lambda *given, **named: calls.append(layers(*given, **named) or 1))
-    whole = load_stored(checkpoint(f"half-{name}"), name, options)
-    found, before = mixed_batches(whole), torch.get_num_threads()
+    path = with_long_context(checkpoint(f"half-{name}"), tmp_path)
+    whole = load_stored(path, name, options)
+    found = mixed_batches(whole)
     assert calls
-    torch.set_num_threads(2 * before + 1)  # some are not running where others wait
-    try:
+    with computing(2 * torch.get_num_threads() + 1):  # some are not running where others wait
         for _ in range(10):
             assert all(map(np.array_equal, found, mixed_batches(whole)))
-    finally:
-        torch.set_num_threads(before)
     monkeypatch.setattr(FusedLayer, "record", lambda _: None)
     calls.clear()
-    assert all(map(np.array_equal, found, mixed_batches(load_stored(checkpoint(f"half-{name}"), name, options))))
+    assert all(map(np.array_equal, found, mixed_batches(load_stored(path, name, options))))
     assert not calls
 
 
