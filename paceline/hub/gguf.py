@@ -445,7 +445,6 @@ def converted(path: Path) -> Path:
     """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
     folder = cache() / "gguf" / path_part(fingerprint(path), SHA256)
     if not folder.is_dir():
-        log.info("%s is converted to safetensors once, in %s", path, folder)
         import_gguf(path, folder)
     return folder
 
@@ -513,6 +512,7 @@ def import_gguf(path: Path, folder: Path) -> None:
     stay float32. The folder appears whole or not at all. Raises ConfigError.
     """
     file = GgufFile.open(path)
+    log.info("%s is converted to safetensors once, in %s", path, folder)
     with _appearing(folder, path) as part:
         _write_json(part / "config.json", file.config())
         _write_vocabulary(part, file)
