@@ -6,6 +6,7 @@ A store writes its statements once, in SQL that both know: `?` for a parameter, 
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import threading
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from paceline.errors import ConfigError, StorageError, other_format
+from paceline.errors import ConfigError, StorageError, is_full, other_format
 from paceline.secret_files import private_folder
 
 if TYPE_CHECKING:
@@ -77,10 +78,10 @@ class StorePlace(Protocol):
         """As error messages name it."""
 
     def connect(self) -> SqlConnection:
-        """Raises what `explained` explains, OSError and ConfigError."""
+        """Raises what `explained` explains, and ConfigError."""
 
     def explained(self) -> AbstractContextManager[None]:
-        """Raise the database's errors as StorageError with advice."""
+        """Raise the database's errors, and those of its files, as StorageError with advice."""
 
     def changes(self) -> AbstractContextManager[Changes]:
         """What tells that the store may have changed. One thread at a time may call it."""
@@ -328,9 +329,15 @@ def place_in(state: Path | Home, store: str, kind: str) -> StorePlace:
 
 @contextmanager
 def speaking(file: object, kind: str) -> Iterator[None]:
-    """Raise SQLite's errors as StorageError with advice. `kind`: what the file should be, such as "a token log"."""
+    """Raise SQLite's errors, and the system's, as StorageError with advice. `kind`: what the file should be, such as "a
+    token log"."""
     try:
         yield
+    except OSError as error:
+        advice = "Check the folder, or choose another."
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            advice = "Allow more open files (`ulimit -n`)."
+        raise StorageError(f"{file} cannot be used: {error}. {advice}", full=is_full(error)) from error
     except sqlite3.IntegrityError as error:
         raise DuplicateRow(f"{file}: {error}.") from error
     except sqlite3.Error as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 import stat
 import subprocess
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from paceline import sql
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 
 OTHER_PROCESS = """
 import sqlite3, sys
@@ -116,3 +118,22 @@ def test_a_folder_in_which_others_could_exchange_the_file_is_refused(tmp_path: P
     with pytest.raises(ConfigError, match="Others may write"):
         sql.connect(tmp_path / "numbers.sqlite")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_a_fault_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As others are, which who watches a store outlives; it can be opened later."""
+    place = sql.SqliteFile(tmp_path / "numbers.sqlite", "a store of numbers")
+
+    def refused(*_: object, **__: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refused)
+        with (
+            pytest.raises(StorageError, match=r"numbers\.sqlite cannot be used: .*Allow more open files"),
+            place.explained(),
+        ):
+            place.connect()
+    place.connect().close()

@@ -328,28 +328,25 @@ class EventStore:
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         self.left: list[tuple[ResponseRecord, list[EventRow]]] = []  # that were interrupted, to be begun again
-        try:
-            with place.explained(), ExitStack() as undo:
-                undo.callback(self._unlock)
-                self._connection = place.connect()
-                undo.callback(self._connection.close)
-                if isinstance(place, SqliteFile):
-                    if place.path is not None:
-                        self._hold(place.path.with_suffix(".lock"))
-                    self._connection.execute("PRAGMA synchronous = NORMAL")
-                elif not isinstance(state, Path) and state is not None:
-                    self.fleet = state.fleet
-                self._place = place
-                advice = "remove the file: it holds past responses only"
-                sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice)
-                self._rows = SealedRows(self._connection, seal, place)
-                self.conversations = ConversationRows(self._rows)
-                self.find, self.read = self._rows.find, self._rows.read
-                if seal.is_on and self.alone:
-                    self._encrypt()
-                undo.pop_all()
-        except OSError as error:
-            raise ConfigError(f"The state folder {state} cannot be used: {error}. Choose another.") from error
+        with place.explained(), ExitStack() as undo:
+            undo.callback(self._unlock)
+            self._connection = place.connect()
+            undo.callback(self._connection.close)
+            if isinstance(place, SqliteFile):
+                if place.path is not None:
+                    self._hold(place.path.with_suffix(".lock"))
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+            elif not isinstance(state, Path) and state is not None:
+                self.fleet = state.fleet
+            self._place = place
+            advice = "remove the file: it holds past responses only"
+            sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice)
+            self._rows = SealedRows(self._connection, seal, place)
+            self.conversations = ConversationRows(self._rows)
+            self.find, self.read = self._rows.find, self._rows.read
+            if seal.is_on and self.alone:
+                self._encrypt()
+            undo.pop_all()
 
     def _encrypt(self) -> None:
         """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""

@@ -277,7 +277,7 @@ def test_the_entry_of_a_log_that_has_the_date_of_the_question_leads_those_that_d
 
 def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="Choose another"):
+    with pytest.raises(ConfigError, match="choose another"):
         DocumentStore.open(tmp_path / "file" / "below", HashEmbedder())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "documents.sqlite").write_bytes(b"something else entirely" * 100)
