@@ -10,6 +10,7 @@ import pytest
 
 from paceline.core.side import NOBODY
 from paceline.errors import RequestError
+from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, OnLoss
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
@@ -37,28 +38,29 @@ def expected(asked: Asked, device: Device, on_loss: OnLoss) -> object:
     return ALONE if never_joint else MARKED
 
 
-async def outcome(request: GenerateRequest, device: Device) -> object:
+async def outcome(cloud: Node, request: GenerateRequest) -> object:
+    try:
+        _, done = await collect(await cloud.prepare(request))
+    except RequestError as refused:
+        assert (refused.status, refused.code) == (503, "device_missing")
+        return REFUSED
+    return done.strategy, done.degraded
+
+
+@pytest.mark.parametrize("device", get_args(Device))
+async def test_what_was_to_be_joint_is_joint_marked_or_refused(device: Device) -> None:
     async with nodes(linked=device == "linked") as (bench, _):
         expects = lambda: device != "never enrolled"  # noqa: E731  # as the server's registry says
         bench.cloud._peers._company = replace(bench.cloud._peers._company, expects_peer=expects)
-        try:
-            _, done = await collect(await bench.cloud.prepare(request))
-        except RequestError as refused:
-            assert (refused.status, refused.code) == (503, "device_missing")
-            return REFUSED
-        return done.strategy, done.degraded
-
-
-@pytest.mark.parametrize(("asked", "device", "on_loss"), [*product(ASKED, get_args(Device), get_args(OnLoss))])
-async def test_what_was_to_be_joint_is_joint_marked_or_refused(asked: Asked, device: Device, on_loss: OnLoss) -> None:
-    for strategy in ("auto", "aggregate"):
-        request = changed(REQUEST, strategy=strategy, on_loss=on_loss, **ASKED[asked])
-        wanted = expected(asked, device, on_loss)
-        if wanted == JOINT and strategy == "auto":
-            continue  # without documents nothing is joined: `test_nothing_found`
-        if wanted == ALONE and strategy == "aggregate":
-            wanted = MARKED  # it asks for two sides by name
-        assert await outcome(request, device) == wanted
+        for case in product(ASKED, get_args(OnLoss), ("auto", "aggregate")):
+            asked, on_loss, strategy = case
+            request = changed(REQUEST, strategy=strategy, on_loss=on_loss, max_tokens=4, **ASKED[asked])
+            wanted = expected(asked, device, on_loss)
+            if wanted == JOINT and strategy == "auto":
+                continue  # without documents nothing is joined: `test_nothing_found`
+            if wanted == ALONE and strategy == "aggregate":
+                wanted = MARKED  # it asks for two sides by name
+            assert await outcome(bench.cloud, request) == wanted, case
 
 
 async def test_a_refusal_says_why_no_device_takes_part() -> None:

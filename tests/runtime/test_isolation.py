@@ -34,6 +34,7 @@ from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import SIDES, DraftingMeans, Side, Strategy
 from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
+from tests.runtime.test_node import collect
 
 __all__ = ["lazy", "make", "tiny"]  # fixtures
 
@@ -45,9 +46,7 @@ PLAIN = changed(REQUEST, documents=0, strategy="lookup_tree", owner="ann")
 
 
 async def result(node: Node, request: GenerateRequest) -> GenerationResult:
-    done = [event async for event in (await node.prepare(request)).run()][-1]
-    assert isinstance(done, GenerationResult)
-    return done
+    return (await collect(await node.prepare(request)))[1]
 
 
 # ---- keys and values ------------------------------------------------------------------------------------------------

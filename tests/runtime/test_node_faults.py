@@ -114,19 +114,19 @@ async def test_a_slow_search_on_the_device_changes_no_text() -> None:
 
 
 async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_answers() -> None:
-    joint = changed(REQUEST, max_tokens=120, sampling=ENDLESS)
-    local = changed(joint, max_tokens=20, strategy="autoregressive")
-    async with short_device(100) as bench:
+    joint = changed(REQUEST, max_tokens=60, sampling=ENDLESS)
+    local = changed(joint, max_tokens=5, strategy="autoregressive")
+    async with short_device(60) as bench:
         answer = asyncio.ensure_future(collect(await bench.cloud.prepare(joint)))
         num_local = 0
         while not answer.done():  # so that one is running when the joint answer reaches the end of the context
             _, done = await collect(await bench.device.prepare(local))
-            assert (done.completion_tokens, done.degraded) == (20, None)
+            assert (done.completion_tokens, done.degraded) == (5, None)
             num_local += 1
         _, done = await answer
         assert num_local > 2
-        assert (done.completion_tokens, done.reason, done.degraded) == (120, "length", "device_lost")
-        assert 0 < done.stats["alone"] < 120  # the device took part until then
+        assert (done.completion_tokens, done.reason, done.degraded) == (60, "length", "device_lost")
+        assert 0 < done.stats["alone"] < 60  # the device took part until then
 
 
 async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> None:
@@ -165,9 +165,9 @@ async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
         assert session.link is bench.links[1]
         engine.release_gate()
         done = [event async for event in events][-1]
-        assert isinstance(done, GenerationResult) and done.completion_tokens == 40
+        assert isinstance(done, GenerationResult) and done.completion_tokens == 24
         # Alone it wrote at most its own drafts, then both sides continued together.
-        assert done.stats["alone"] <= 20 and done.stats["drafted"] > 10
+        assert done.stats["alone"] <= 16 and done.stats["drafted"] > 10
 
 
 @pytest.mark.parametrize("on_loss", ["continue", "fail", "pause"])
@@ -180,24 +180,20 @@ async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: p
         (name,) = bench.device._peers.links
         bench.device._peers.record(name).first_s = 0.05
         request = changed(REQUEST, max_tokens=4, sampling=ENDLESS)
-        if on_loss == "fail":
-            session = await bench.device.prepare(changed(request, on_loss="fail"))
-            with pytest.raises(PacelineError, match="not to go on alone"):
-                await collect(session)
-        elif on_loss == "pause":  # a link that has died silently may return
-            session = await bench.device.prepare(changed(request, on_loss="pause"))
-            with pytest.raises(PacelineError, match="has not come back"):
+        session = await bench.device.prepare(changed(request, on_loss=on_loss))
+        if said := {"fail": "not to go on alone", "pause": "has not come back within"}.get(on_loss):
+            with pytest.raises(PacelineError, match=said):  # after a pause: a link that has died silently may return
                 await collect(session)
         else:
-            _, done = await collect(await bench.device.prepare(request))
+            _, done = await collect(session)
             assert (done.completion_tokens, done.degraded) == (4, "cloud_lost")
 
 
 async def test_a_paused_answer_continues_with_the_same_text() -> None:
-    request = changed(REQUEST, max_tokens=24, sampling=ENDLESS, on_loss="pause")
+    request = changed(REQUEST, max_tokens=12, sampling=ENDLESS, on_loss="pause")
     async with nodes() as (bench, tasks):
         expected, _ = await collect(await bench.device.prepare(request))
-        for length in (0, 1, 7, 23):
+        for length in (0, 1, 5, 11):
             session = await bench.device.prepare(request)
             events, text = session.run(), ""
             while len(text.encode()) < length:
@@ -267,12 +263,3 @@ async def test_a_link_lost_and_back_before_the_answer_begins_leaves_no_session_b
         bench.links[1].on_open = counted
         _, done = await collect(session)
         assert len(opened) == 1 and done.stats["alone"] == 0
-
-
-async def test_a_pause_expires(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "PAUSE_S", 0.01)
-    async with nodes() as (bench, _):
-        session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
-        await bench.unlink()
-        with pytest.raises(PacelineError, match="has not come back within"):
-            await collect(session)

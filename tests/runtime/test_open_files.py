@@ -42,14 +42,14 @@ async def test_an_answer_that_has_ended_holds_no_file_open(
 
     async with pair(tmp_path, fake) as linked:
         node = linked.nodes[front]
-        await result(node, REQUEST)
+        await result(node, changed(REQUEST, max_tokens=4))
         monkeypatch.setattr(document_kv.mmap, "mmap", mapped)
         gc.collect()
         gc.disable()
         try:
             for number in range(3):
                 question = [{"role": "user", "content": f"Where does the boat number {number} lie?"}]
-                done = await result(node, changed(REQUEST, messages=tuple(question)))
+                done = await result(node, changed(REQUEST, messages=tuple(question), max_tokens=4))
                 assert done.citations
             del done
             for _ in range(100):  # the other side's part ends after the answer

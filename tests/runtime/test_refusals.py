@@ -13,8 +13,9 @@ from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerationResult, TextDelta
+from paceline.runtime.service import GenerationResult
 from tests.requests import a_request
+from tests.runtime.test_node import collect
 
 pytestmark = pytest.mark.anyio
 
@@ -43,10 +44,7 @@ async def answer(folder: Path, words: str) -> tuple[str, GenerationResult]:
         store.add_text("boats.md", "The red boat lies behind the old mill.", zone="cloud")
         store.add_text("mills.md", "The old mill has a red roof and a boat.", zone="cloud")
         async with Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
-            events = [event async for event in (await node.prepare(ASKED)).run()]
-    done = events[-1]
-    assert isinstance(done, GenerationResult)
-    return "".join(event.text for event in events if isinstance(event, TextDelta)), done
+            return await collect(await node.prepare(ASKED))
 
 
 async def test_an_answer_that_is_a_refusal_cites_nothing_and_any_other_what_decided_it(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.anyio
 
 EVERY = 8
 QUESTION = "Where is the key?"
-AGAIN = changed(REQUEST, options={"search_every": EVERY})
+AGAIN = changed(REQUEST, options={"search_every": EVERY}, max_tokens=32)
 TEXTS = {
     "cloud": ("The key of the mill is in the harbour.", "A heron stands in the harbour every morning."),
     "device": ("My own key hangs in the hall.", "The hall was painted green last year."),
@@ -70,12 +70,11 @@ def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Ma
         yield opened, searched
 
 
-@pytest.mark.parametrize("front", SIDES)
-@pytest.mark.parametrize("aggregator", ["mixture", "coin"])
+@pytest.mark.parametrize(("front", "aggregator"), [("device", "mixture"), ("cloud", "coin")])
 async def test_without_documents_a_search_changes_no_token(front: Side, aggregator: str) -> None:
     async with nodes() as (bench, _):
         node = getattr(bench, front)
-        once = await collect(await node.prepare(changed(REQUEST, options={"aggregator": aggregator})))
+        once = await collect(await node.prepare(changed(AGAIN, options={"aggregator": aggregator})))
         again = await collect(
             await node.prepare(changed(AGAIN, options={"aggregator": aggregator, "search_every": EVERY}))
         )
@@ -231,7 +230,7 @@ async def test_drafts_change_no_token_of_such_an_answer(
             for queries in searched.queries.values():
                 queries.clear()
             options = {"search_every": EVERY, "drafting": SHAPES[shape], "aggregator": "mixture"}
-            request = changed(AGAIN, options=options)
+            request = changed(AGAIN, options=options, max_tokens=20)
             texts.append((await collect(await getattr(bench, front).prepare(request)))[0])
     assert len(set(texts)) == 1
 

@@ -65,11 +65,3 @@ async def test_a_client_s_next_answer_shares_and_no_other_client_s() -> None:
         assert adopted(bench) == 0
         again, _ = await collect(await bench.device.prepare(REQUEST))
         assert again == first and adopted(bench) >= len(LONG) // BLOCK * BLOCK
-
-
-async def test_a_device_shares_nothing_of_what_its_cloud_asks() -> None:
-    async with nodes() as (bench, _):
-        for _ in range(2):
-            _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="aggregate")))
-            assert done.degraded is None
-        assert bench.device.worker.steps.adopted == 0

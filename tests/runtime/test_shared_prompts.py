@@ -13,8 +13,9 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import reading
 from paceline.runtime.node import Node
-from paceline.runtime.service import GenerateRequest, GenerationResult, SharedPrompt, TextDelta
+from paceline.runtime.service import GenerateRequest, SharedPrompt
 from tests.requests import a_request, changed
+from tests.runtime.test_node import collect
 
 pytestmark = pytest.mark.anyio
 
@@ -31,10 +32,8 @@ async def written(node: Node, requests: tuple[GenerateRequest, ...]) -> list[tup
     """Text and cited passages of each."""
     texts = []
     for generation in [await node.prepare(request) for request in requests]:
-        events = [event async for event in generation.run()]
-        assert isinstance(events[-1], GenerationResult)
-        text = "".join(event.text for event in events if isinstance(event, TextDelta))
-        texts.append((text, tuple(cited.passage for cited in events[-1].citations)))
+        text, done = await collect(generation)
+        texts.append((text, tuple(cited.passage for cited in done.citations)))
     return texts
 
 

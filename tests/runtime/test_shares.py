@@ -21,6 +21,9 @@ from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
+SHORT = changed(REQUEST, max_tokens=6)
+ENDLESS = changed(REQUEST, max_tokens=4000, sampling=SamplingParams(temperature=1.0, logit_bias={256: -100.0}))
+
 
 async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_ANSWERS", 18)
@@ -31,7 +34,7 @@ async def test_a_key_with_all_the_answers_it_can_have_leaves_some_to_another(mon
         with pytest.raises(RequestError, match=r"16 answers of 18 at most, and 16 of them for this key") as refused:
             await bench.cloud.prepare(greedy)
         assert (refused.value.status, refused.value.code) == (429, "rate_limit_exceeded")
-        await collect(await bench.cloud.prepare(other))
+        await collect(await bench.cloud.prepare(changed(SHORT, owner="other")))
         held = await bench.cloud.prepare(other)
         with pytest.raises(RequestError):
             await bench.cloud.prepare(greedy)
@@ -82,15 +85,14 @@ async def test_a_peer_has_so_many_sessions_and_its_further_answers_are_written_a
 ) -> None:
     monkeypatch.setattr(peers_module, "MAX_SESSIONS_PER_PEER", 1)
     async with nodes() as (bench, _):
-        endless = changed(REQUEST, max_tokens=4000, sampling=SamplingParams(temperature=1.0, logit_bias={256: -100.0}))
-        first = await bench.device.prepare(endless)
+        first = await bench.device.prepare(ENDLESS)
         events = first.run()
         await anext(events)
-        _, second = await collect(await bench.device.prepare(REQUEST))
+        _, second = await collect(await bench.device.prepare(SHORT))
         assert second.degraded == "cloud_refused" and second.completion_tokens > 0
         assert first.link is not None, "the first one keeps its session"
         await first.aclose()
-        _, third = await collect(await bench.device.prepare(REQUEST))
+        _, third = await collect(await bench.device.prepare(SHORT))
         assert third.degraded is None, "the place is free again"
         bench.cloud._peers._shares.check()
 
@@ -100,15 +102,14 @@ async def test_sessions_of_a_peer_have_so_many_tokens_together(monkeypatch: pyte
         tokens = bench.cloud._peers._tokens
         monkeypatch.setattr(tokens, "most", 1000)
         words = ({"role": "user", "content": "x" * 1100},)
-        endless = SamplingParams(temperature=1.0, logit_bias={256: -100.0})
-        first = await bench.device.prepare(changed(REQUEST, messages=words, max_tokens=2000, sampling=endless))
+        first = await bench.device.prepare(changed(ENDLESS, messages=words, max_tokens=2000))
         events = first.run()  # kept, or it would be ended
         await anext(events)
         assert first.link is not None and tokens.held("laptop") > 1000, "one session may be of any size"
-        _, second = await collect(await bench.device.prepare(REQUEST))
+        _, second = await collect(await bench.device.prepare(SHORT))
         assert second.degraded == "cloud_refused" and second.completion_tokens > 0
         await first.aclose()
-        _, third = await collect(await bench.device.prepare(REQUEST))
+        _, third = await collect(await bench.device.prepare(SHORT))
         assert third.degraded is None, "the tokens are given back"
         assert sum(bench.cloud._peers._counted.values()) == tokens.held("laptop") < 1000
 

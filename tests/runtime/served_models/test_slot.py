@@ -14,7 +14,6 @@ from paceline.errors import ConfigError, EngineError, RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.served_models import ModelMemory, ServedModels
-from paceline.runtime.service import Generation, GenerationResult
 from tests.requests import a_request, changed
 from tests.runtime.served_models.loaded_on_demand import OnDemand
 from tests.runtime.test_node import REQUEST, collect, nodes
@@ -226,19 +225,13 @@ async def served(*further: OnDemand) -> AsyncIterator[ServedModels]:
         yield service
 
 
-async def text_of(generation: Generation) -> str:
-    text = ""
-    async for event in generation.run():
-        text += "" if isinstance(event, GenerationResult) else event.text
-    return text
-
-
 async def test_each_request_is_answered_by_the_model_it_names() -> None:
     second = OnDemand(seed=7)
     async with served(second) as service:
         assert [model.name for model in service.models()] == ["fake", "second"]
         assert service.model_status("second").state == "unloaded"
-        texts = [await text_of(await service.prepare(changed(SHORT, model=name))) for name in ("", "fake", "second")]
+        asked = [await service.prepare(changed(SHORT, model=name)) for name in ("", "fake", "second")]
+        texts = [(await collect(each))[0] for each in asked]
         assert texts[0] == texts[1] != texts[2]
         assert service.model_status("second").state == "loaded"
         assert service.readiness().detail["also_loaded"] == "second"
@@ -254,7 +247,7 @@ async def test_a_model_stays_until_its_answer_has_ended_however_it_ends() -> Non
         await anext(events)
         await events.aclose()  # type: ignore[attr-defined]  # a generator
         assert second.slot.idle_s is None
-        await text_of(finished)
+        await collect(finished)
         assert second.slot.idle_s == 0.0
 
 
