@@ -18,7 +18,7 @@ import pytest
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
-from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
+from paceline.engine.fake import VOCAB, ByteTokenizer
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Selection
@@ -33,7 +33,7 @@ from paceline.runtime.resources import Kept, NodeParts, Resources
 from paceline.runtime.service import GenerateRequest, GenerationResult
 from paceline.strategies.base import SIDES, DraftingMeans, Side, Strategy
 from tests.requests import changed
-from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, lazy, make, pair, tiny
+from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, fake, lazy, make, pair, tiny
 from tests.runtime.test_node import collect
 
 __all__ = ["lazy", "make", "tiny"]  # fixtures
@@ -90,13 +90,11 @@ async def test_stored_kv_of_a_text_tells_no_other_owner_that_somebody_has_it(
 
 
 @pytest.mark.usefixtures("lazy")
-async def test_everybody_s_documents_are_computed_once_for_everybody(
-    tmp_path: Path, make: Callable[[Side], Engine]
-) -> None:
+async def test_everybody_s_documents_are_computed_once_for_everybody(tmp_path: Path) -> None:
     for owner, cached in (("ann", False), ("bert", True)):
         with DocumentStore.open(tmp_path, HashEmbedder()) as store:
             store.add_text("boat.md", TEXT, zone="cloud")
-        async with cloud(tmp_path, make) as (node, _):
+        async with cloud(tmp_path, fake) as (node, _):
             assert ((await result(node, changed(ASKED, owner=owner))).stats["cached_tokens"] > 50) == cached
 
 
@@ -141,10 +139,6 @@ def taught(monkeypatch: pytest.MonkeyPatch) -> Taught:
 def filed(folder: Path) -> dict[tuple[Side, str], int]:
     """Rows of the tables on disk, by side and owner."""
     return {(side, each.owner): each.rows for side in SIDES for each in table_files(folder / side / TABLES)}
-
-
-def fake(side: Side) -> Engine:
-    return FakeEngine(seed=SIDES.index(side), spread=0.3)
 
 
 @pytest.fixture

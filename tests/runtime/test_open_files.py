@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.engine.base import Engine
-from paceline.engine.fake import FakeEngine
 from paceline.rag import document_kv
 from paceline.strategies.base import SIDES, Side
 from tests.requests import changed
-from tests.runtime.engine_loop.test_document_prefill import REQUEST, pair
+from tests.runtime.engine_loop.test_document_prefill import REQUEST, fake, pair
 from tests.runtime.test_isolation import result
 
 pytestmark = pytest.mark.anyio
@@ -23,10 +21,6 @@ pytestmark = pytest.mark.anyio
 
 class Mapped(mmap.mmap):
     """A mapping that can be counted."""
-
-
-def fake(side: Side) -> Engine:
-    return FakeEngine(seed=SIDES.index(side), spread=0.3)
 
 
 @pytest.mark.parametrize("front", SIDES)

@@ -65,19 +65,11 @@ class Two:
     bench: Bench
     guards: dict[Side, PolicyGuard]
     stores: dict[Side, DocumentStore]
-    frames: list[bytes] = field(default_factory=list)  # that the device has sent
     seen: set[int] = field(default_factory=set)  # sessions
 
     def __post_init__(self) -> None:
         assert self.bench.pipes_in_use is not None
-        pipe = self.bench.pipes_in_use[0]
-        send = pipe.send_bytes
-
-        async def recorded(data: bytes) -> None:
-            self.frames.append(data)
-            await send(data)
-
-        pipe.send_bytes = recorded  # type: ignore[method-assign]
+        self.frames = self.bench.pipes_in_use[0].sent  # of the device
 
     async def ask(self, request: GenerateRequest, side: Side = "device") -> tuple[str, GenerationResult]:
         node = self.bench.device if side == "device" else self.bench.cloud

@@ -35,9 +35,11 @@ class Pipe:
         self.may_send = asyncio.Event()
         self.may_send.set()
         self.said_goodbye: tuple[int, str] | None = None
+        self.sent: list[bytes] = []
 
     async def send_bytes(self, data: bytes) -> None:
         await self.may_send.wait()
+        self.sent.append(data)
         self.peer.incoming.put_nowait(data)
 
     async def recv_bytes(self) -> bytes:
@@ -198,9 +200,6 @@ async def test_a_device_that_is_not_admitted_receives_the_reason(reason: str, ca
     expected = CloseCode.BAD_CREDENTIAL if reason == "stranger" else CloseCode.INTERNAL_ERROR
     assert device.close_code == cloud.close_code == expected
     assert ("could not be checked" in caplog.text) == (reason == "broken")
-
-
-# ---- renewal of keys ------------------------------------------------------------------------------------------------
 
 
 # ---- dialing --------------------------------------------------------------------------------------------------------

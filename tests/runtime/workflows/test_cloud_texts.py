@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.errors import LinkError, PacelineError
@@ -28,9 +29,10 @@ from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch
 from paceline.workflow.profiles import WINDOW
 from tests.requests import changed
-from tests.runtime.test_node import Bench, nodes
+from tests.runtime.test_node import Bench, collect, nodes
 from tests.runtime.workflows.test_research import RESEARCH, ScriptedWeb
-from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces, _all
+from tests.runtime.workflows.test_run import ASKED, KEY, MAP, Models, ScriptedPlaces
+from tests.wire.samples import opening
 
 pytestmark = pytest.mark.anyio
 
@@ -55,7 +57,6 @@ class Device:
     bench: Bench
     here: Models = field(default_factory=Models)
     there: Models = field(default_factory=Models)
-    frames: list[bytes] = field(default_factory=list)
     driver: WorkflowDriver = field(default_factory=eager)
 
     def __post_init__(self) -> None:
@@ -64,14 +65,7 @@ class Device:
         self.units._forgets = float("inf")  # what it takes is known
         self.bench.cloud._peers._texts = TextServer(self.there.admit)
         assert self.bench.pipes_in_use is not None
-        pipe = self.bench.pipes_in_use[0]
-        send = pipe.send_bytes
-
-        async def recorded(data: bytes) -> None:
-            self.frames.append(data)
-            await send(data)
-
-        pipe.send_bytes = recorded  # type: ignore[method-assign]
+        self.frames = self.bench.pipes_in_use[0].sent
 
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
@@ -81,9 +75,7 @@ class Device:
     async def answer(
         self, request: GenerateRequest, places: ScriptedPlaces | None = None, web: ScriptedWeb | None = None
     ) -> GenerationResult:
-        done = (await _all(self.run(request, places or ScriptedPlaces({"key": KEY}), web)))[-1]
-        assert isinstance(done, GenerationResult)
-        return done
+        return (await collect(self.run(request, places or ScriptedPlaces({"key": KEY}), web)))[1]
 
     def openings(self) -> list[OpenSession]:
         found = [decode(frame) for frame in self.frames]
@@ -171,12 +163,9 @@ async def test_each_zone_is_refined_in_a_text_of_its_own_and_the_answer_reads_th
         assert (units(done, "refine"), units(done, "refine public")) == ({ENGINE}, {CLOUD})
         assert texts_read(made) == ["The hall is in the east.", "The key lies below the broom."]
         (private,), (public,) = here.of("refine"), there.of("refine")
-        assert HERE_TOO.passage.text in str(private.prompt.messages) and LONG.passage.text not in str(
-            private.prompt.messages
-        )
-        assert LONG.passage.text in str(public.prompt.messages) and HERE_TOO.passage.text not in str(
-            public.prompt.messages
-        )
+        for text, own, others in ((private, HERE_TOO, LONG), (public, LONG, HERE_TOO)):
+            prompt = str(text.prompt.messages)
+            assert own.passage.text in prompt and others.passage.text not in prompt
         assert private.output.max_tokens is not None and public.output.max_tokens is not None
         assert private.output.max_tokens < public.output.max_tokens  # it reads one passage, the other two
 
@@ -209,9 +198,7 @@ async def test_a_device_alone_refines_the_passages_of_both_sides_in_one_text() -
     async with device(here=Models(rewrite=("NONE",))) as made:
         await made.answer(changed(ASKED, privacy="answer-private"), FarAndNear([HERE_TOO], [LONG]))
         (refined,) = made.here.of("refine")
-        assert LONG.passage.text in str(refined.prompt.messages) and HERE_TOO.passage.text in str(
-            refined.prompt.messages
-        )
+        assert all(found.passage.text in str(refined.prompt.messages) for found in (LONG, HERE_TOO))
 
 
 @pytest.mark.parametrize("privacy", ["answer-private", "local-only"])
@@ -272,21 +259,22 @@ async def test_what_the_cloud_does_not_write_is_written_here_and_nothing_is_miss
 
 
 async def test_sub_questions_that_the_cloud_has_written_before_it_was_lost_are_searched_for_once() -> None:
-    there = Models(rewrite=("Which broom hides the key?\n",), hold="rewrite")
+    there = Models(rewrite=("Which ", "broom ", "hides ", "the ", "key?", "\n", "Who ", "hides "), hold="rewrite")
     places = ScriptedPlaces({"key": KEY})
     async with device(there=there) as made:
         answering = asyncio.create_task(made.answer(ASKED, places))
         while places.queries.count("Which broom hides the key?") < 1:
             await asyncio.sleep(0.01)
+        assert not made.here.of("rewrite")
         await made.bench.unlink()
-        assert (await answering).degraded is None
+        assert (await answering).degraded is None and made.here.of("rewrite")
     assert sorted(places.queries) == ["Where is the key?", "Which broom hides the key?"]
 
 
 async def test_a_client_that_leaves_ends_the_text_at_the_cloud() -> None:
     there = Models(hold="rewrite", rewrite=("Which ",))
     async with device(there=there) as made:
-        reading = asyncio.create_task(_all(made.run(ASKED, ScriptedPlaces({"key": KEY}))))
+        reading = asyncio.create_task(collect(made.run(ASKED, ScriptedPlaces({"key": KEY}))))
         await there.holding.wait()
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
@@ -300,17 +288,11 @@ async def test_a_real_cloud_writes_a_text_as_it_would_for_its_own_client() -> No
         messages = [{"role": "user", "content": "Where is the key?"}]
         assert bench.links is not None
         egress = Egress()
-        text = RemoteText(bench.links[0], messages, 12, "document-private", b"", egress)
-        written = await _all(text)
+        text, done = await collect(RemoteText(bench.links[0], messages, 12, "document-private", b"", egress))
         plain = changed(ASKED, workflow=None, strategy="autoregressive", documents=0, max_tokens=12, steps=False)
-        own = await _all(
-            await bench.cloud.prepare(changed(plain, sampling=replace(plain.wish.sampling, temperature=0.0)))
-        )
-        assert "".join(getattr(each, "text", "") for each in written) == "".join(
-            getattr(each, "text", "") for each in own
-        )
-        done = written[-1]
-        assert isinstance(done, GenerationResult) and (done.completion_tokens, done.reason) == (12, "length")
+        greedy = changed(plain, sampling=replace(plain.wish.sampling, temperature=0.0))
+        assert text == (await collect(await bench.cloud.prepare(greedy)))[0]
+        assert (done.completion_tokens, done.reason) == (12, "length")
         assert egress.kinds()["open"] > 100
 
 
@@ -330,7 +312,7 @@ async def test_a_cloud_refuses_what_no_workflow_asks_for(change: dict[str, Any],
         given = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "privacy": "open"} | change
         text = RemoteText(bench.links[0], cache_key=b"", egress=Egress(), **given)
         with pytest.raises(LinkError, match=why):
-            await _all(text)
+            await collect(text)
 
 
 async def test_one_device_has_so_many_texts_at_once_and_another_still_has_its_own() -> None:
@@ -348,26 +330,20 @@ async def test_one_device_has_so_many_texts_at_once_and_another_still_has_its_ow
 
     models = Models(hold="answer", answer=())
     server, busy, other = TextServer(models.admit), Heard(), Heard()
-    opening = replace_opening(1)
     for number in range(MAX_TEXTS_OF_ONE):
-        server.open(busy, "laptop", replace_opening(2 * number + 1))  # type: ignore[arg-type]
+        server.open(busy, "laptop", asking(2 * number + 1))  # type: ignore[arg-type]
     assert not busy.sent
-    server.open(busy, "laptop", opening)  # type: ignore[arg-type]
+    server.open(busy, "laptop", asking(1))  # type: ignore[arg-type]
     assert [message.reason for message in busy.sent] == ["refused: it is busy"]
-    server.open(other, "phone", opening)  # type: ignore[arg-type]
+    server.open(other, "phone", asking(1))  # type: ignore[arg-type]
     assert not other.sent
     await server.close()
     assert all(text.closed.is_set() for text in models.texts)
 
 
-def replace_opening(session: int) -> OpenSession:
-    from tests.wire.samples import opening
-
-    return OpenSession(
-        **{name: getattr(opening(session), name) for name in OpenSession.__struct_fields__}
-        | {"strategy": WRITE, "max_tokens": 4, "targets": [], "constraint": None, "top_k_documents": 0}
-        | {"privacy": "open"}
-    )
+def asking(session: int) -> OpenSession:
+    a_text = {"strategy": WRITE, "max_tokens": 4, "targets": [], "constraint": None, "top_k_documents": 0}
+    return msgspec.structs.replace(opening(session), **a_text, privacy="open")
 
 
 async def test_a_cloud_that_writes_without_end_is_stopped() -> None:
@@ -394,4 +370,4 @@ async def test_a_cloud_that_writes_without_end_is_stopped() -> None:
 
     text = RemoteText(Flooding(), [{"role": "user", "content": "Hi"}], 4, "open", b"", Egress())  # type: ignore[arg-type]
     with pytest.raises(PacelineError, match=r"more than it was asked for|too many messages"):
-        await _all(text)
+        await collect(text)

@@ -8,15 +8,14 @@ import pytest
 
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime import admission
-from paceline.runtime.service import GenerationResult
 from paceline.runtime.units import NodeUnits, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, nodes
-from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
+from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +26,10 @@ async def test_refused_answers_hold_no_lane() -> None:
     for _ in range(6):
         run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(fault="answer").admit)
         with pytest.raises(RequestError, match="no room"):
-            await _all(run)
+            await collect(run)
     run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
     async with asyncio.timeout(30):
-        events = await _all(run)
-    assert isinstance(events[-1], GenerationResult)
+        await collect(run)
     await driver.close()
 
 
@@ -64,7 +62,7 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
 
 async def test_a_workflow_ends_with_the_program() -> None:
     driver, models = WorkflowDriver(UnitRegistry("device")), Models(hold="rewrite")
-    reading = asyncio.create_task(_all(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
+    reading = asyncio.create_task(collect(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
     await models.holding.wait()
     await driver.close()
     with pytest.raises(PacelineError, match="shutting down"):
@@ -81,6 +79,6 @@ async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatc
             await bench.device.prepare(asked)
         await waiting.aclose()
         await waiting.aclose()
-        done = (await _all(await bench.device.prepare(asked)))[-1]
-        assert isinstance(done, GenerationResult) and done.degraded is None
+        _, done = await collect(await bench.device.prepare(asked))
+        assert done.degraded is None
         await (await bench.device.prepare(asked)).aclose()

@@ -23,8 +23,9 @@ from paceline.runtime.workflows.lookup import Found
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.jobs import SUMMARY_TOKENS
 from tests.requests import changed
+from tests.runtime.test_node import collect
 from tests.runtime.workflows.test_cloud_texts import device
-from tests.runtime.workflows.test_run import ASKED, MAP, Models, ScriptedPlaces, ScriptedText, _all
+from tests.runtime.workflows.test_run import ASKED, MAP, Models, ScriptedPlaces, ScriptedText
 
 pytestmark = pytest.mark.anyio
 
@@ -107,12 +108,10 @@ async def answered(
 ) -> tuple[list[str], GenerationResult]:
     """What the answer reads, and how it ends."""
     driver = WorkflowDriver(UnitRegistry("device"))
-    events = await _all(WorkflowRun(request, "device", places, driver, models.admit, terms=terms))
+    _, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, terms=terms))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
     (asked,) = models.of("answer")[-1:]
-    done = events[-1]
-    assert isinstance(done, GenerationResult)
     return [each.text for each in (*(asked.sources.passages or ()), *asked.sources.other_passages)], done
 
 
@@ -215,7 +214,7 @@ async def test_a_folder_is_summarised_part_by_part_and_then_in_fewer_texts() -> 
 async def test_leaving_stops_every_job_and_frees_the_units() -> None:
     models, driver = Readers(hold="job"), WorkflowDriver(UnitRegistry("device"))
     run = WorkflowRun(LONG, "device", Folder(), driver, models.admit, terms=TERMS)
-    reading = asyncio.create_task(_all(run))
+    reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -224,7 +223,7 @@ async def test_leaving_stops_every_job_and_frees_the_units() -> None:
     while driver.under_way:
         await asyncio.sleep(0)
     again = Readers(said={TEXTS[2]: "in the barn"})
-    await _all(WorkflowRun(LONG, "device", Folder(), driver, again.admit, terms=TERMS))
+    await collect(WorkflowRun(LONG, "device", Folder(), driver, again.admit, terms=TERMS))
     assert len(models.asked) == began
     await driver.close()
 
@@ -235,8 +234,7 @@ async def test_no_frame_has_a_word_of_a_document_and_jobs_run_at_home() -> None:
     async with device(here=Readers(said=said), there=Readers()) as made:
         run: Any = made.run(LONG, Folder())
         run.terms = TERMS
-        done = (await _all(run))[-1]
-        assert isinstance(done, GenerationResult)
+        _, done = await collect(run)
         sent = b"".join(made.frames)
         assert made.there.of("rewrite") and b"Where is the key?" in sent
         assert b"XYZZYVELDA" not in sent and b"town.md" not in sent and b"barn" not in sent

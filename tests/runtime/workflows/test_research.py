@@ -19,7 +19,8 @@ from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.runtime.workflows.web import WebLimits
 from tests.requests import changed
-from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces, _all
+from tests.runtime.test_node import collect
+from tests.runtime.workflows.test_run import ASKED, KEY, Models, ScriptedPlaces
 
 pytestmark = pytest.mark.anyio
 
@@ -78,11 +79,9 @@ async def researched(
     driver = WorkflowDriver(UnitRegistry("device", web=True))
     places = places or ScriptedPlaces({"key": KEY})
     async with asyncio.timeout(30):
-        events = await _all(WorkflowRun(request, "device", places, driver, models.admit, web=web))
+        _, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, web=web))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
-    done = events[-1]
-    assert isinstance(done, GenerationResult)
     return done
 
 
@@ -144,13 +143,6 @@ async def test_a_plan_without_a_search_needs_no_second_look() -> None:
     assert done.degraded is None
 
 
-async def test_a_page_that_cannot_be_fetched_leaves_its_snippet() -> None:
-    web, models = ScriptedWeb(faults=frozenset({HALL.url})), Models()
-    done = await researched(web, models)
-    assert (HALL.snippet, HALL.url) in read(models)
-    assert done.degraded == "workflow_incomplete" and "left out: fetch" in done.strategy_reason
-
-
 async def test_an_embedder_that_fails_leaves_the_pages_own_order() -> None:
     web, models = ScriptedWeb(broken=True), Models()
     done = await researched(web, models)
@@ -188,14 +180,3 @@ async def test_a_lost_search_of_the_other_side_is_an_error_where_the_request_say
     places = ScriptedPlaces({"key": KEY}, faults=frozenset({"search_far"}))
     with pytest.raises(RequestError, match="not want an answer without it"):
         await researched(ScriptedWeb(), Models(), changed(RESEARCH, on_loss="fail"), places)
-
-
-async def test_private_words_are_in_no_request_to_the_web() -> None:
-    """Neither what a document says nor an earlier answer is read by an agent that searches the web."""
-    earlier = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
-    web = ScriptedWeb()
-    models = Models()
-    await researched(web, models, changed(RESEARCH, messages=(*earlier, *RESEARCH.prompt.messages)))
-    for kind in ("plan", "look"):
-        (asked,) = models.of(kind)
-        assert "SECRET" not in str(asked.prompt.messages) and "under the broom" not in str(asked.prompt.messages)

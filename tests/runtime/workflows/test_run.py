@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,14 +138,8 @@ async def answered(
     places: ScriptedPlaces, models: Models, request: GenerateRequest = ASKED, *, apart: bool = True
 ) -> tuple[str, GenerationResult]:
     driver = WorkflowDriver(UnitRegistry("device"))
-    text, done = "", None
-    async for event in WorkflowRun(request, "device", places, driver, models.admit, apart=apart).run():
-        if isinstance(event, GenerationResult):
-            done = event
-        else:
-            text += event.text
+    text, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, apart=apart))
     await driver.close()
-    assert done is not None
     assert all(text.closed.is_set() for text in models.texts)
     return text, done
 
@@ -156,6 +149,7 @@ async def test_a_sub_question_finds_what_the_question_does_not() -> None:
     models = Models(refine=("The broom is in the hall [1][2].\n",))
     text, done = await answered(places, models)
     assert text == "In the hall."
+    assert sorted(places.told_far) == ["Where is the key?", "Which broom hides the key?"]
     (asked,) = models.of("answer")
     assert asked.sources.passages is not None
     assert sorted(found.document for found in asked.sources.passages) == ["keys.md", "rooms.md"]
@@ -168,16 +162,6 @@ async def test_a_sub_question_finds_what_the_question_does_not() -> None:
     assert {step.stage for step in done.steps} >= {"rewrite", "search", "search far", "rerank", "refine"}
     assert done.degraded is None
     assert (done.stats["lookups"], done.stats["sent_open_bytes"]) == (2, 7.0)
-
-
-async def test_the_other_side_hears_the_question_and_what_was_made_of_it_alone() -> None:
-    private = ({"role": "user", "content": "What does my diary say?"}, {"role": "assistant", "content": "A SECRET."})
-    places = ScriptedPlaces({"key": KEY})
-    models = Models()
-    await answered(places, models, changed(ASKED, messages=(*private, *ASKED.prompt.messages)))
-    assert sorted(places.told_far) == ["Where is the key?", "Which broom hides the key?"]
-    (asked,) = models.of("rewrite")
-    assert not any("SECRET" in message["content"] for message in asked.prompt.messages)
 
 
 async def test_statements_take_the_place_of_the_passages_that_they_cite() -> None:
@@ -247,16 +231,11 @@ async def test_an_agent_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPa
     assert "left out: rewrite" in done.strategy_reason
 
 
-async def test_an_answer_that_cannot_begin_is_an_error() -> None:
-    with pytest.raises(RequestError, match="no room"):
-        await answered(ScriptedPlaces({"key": KEY}), Models(fault="answer"))
-
-
 async def test_an_answer_that_fails_after_it_stood_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.workflows.run.LANE_S", 0.01)
     models, driver = Models(hold="answer"), WorkflowDriver(UnitRegistry("device"))
     run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
-    reading = asyncio.create_task(_all(run))
+    reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     fault = models.texts[-1].fault = asyncio.Event()
     while driver.under_way:
@@ -272,7 +251,7 @@ async def test_a_client_that_leaves_stops_every_stage(hold: str) -> None:
     models = Models(hold=hold)
     driver = WorkflowDriver(UnitRegistry("device"))
     run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
-    reading = asyncio.create_task(_all(run))
+    reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
@@ -286,14 +265,14 @@ async def test_answers_that_stand_still_keep_nobody_else_waiting(monkeypatch: py
     """More of them than there are lanes."""
     monkeypatch.setattr("paceline.runtime.workflows.run.LANE_S", 0.02)
     driver = WorkflowDriver(UnitRegistry("device"))
-    held: list[asyncio.Task[list[GenerateEvent]]] = []
+    held: list[asyncio.Task[tuple[str, GenerationResult]]] = []
     for _ in range(LANES + 1):
         models = Models(hold="answer")
         run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
-        held.append(asyncio.create_task(_all(run)))
+        held.append(asyncio.create_task(collect(run)))
         await models.holding.wait()
     run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
-    assert isinstance((await _all(run))[-1], GenerationResult)
+    await collect(run)
     for task in held:
         task.cancel()
     await asyncio.gather(*held, return_exceptions=True)
@@ -343,13 +322,5 @@ async def test_the_engine_is_told_how_much_of_a_workflow_waits_for_each_text(
         monkeypatch.setattr(node._preparation, "begin", beginning)
         for _ in range(2):  # in the second one, the seconds of every stage are known
             asked.clear()
-            generation = await node.prepare(changed(ASKED, privacy="answer-private"))  # no text goes to the cloud
-            async with aclosing(generation.run()) as events:
-                _ = [event async for event in events]
+            await collect(await node.prepare(changed(ASKED, privacy="answer-private")))  # no text goes to the cloud
     assert len(asked) >= 2 and asked[0].account.criticality > asked[-1].account.criticality > 0.0
-
-
-async def _all(generation: Generation) -> list[GenerateEvent]:
-    events: Any = generation.run()
-    async with aclosing(events):
-        return [event async for event in events]
