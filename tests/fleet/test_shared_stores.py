@@ -23,7 +23,6 @@ from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
 from server.devices import Registry
 from server.keys import Keys
-from server.program import common_key
 from server.state import StateTables
 from tests.postgres import RealPostgres
 
@@ -343,8 +342,3 @@ def test_devices_enrol_at_any_server_and_a_name_has_one_code(servers: Servers) -
         eventually(lambda: version() != before)
     assert [device.name for device in second.devices()] == ["phone"]
     assert second.revoke("phone") and first.devices() == []
-
-
-def test_all_servers_have_one_key(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> None:
-    keys = [common_key(tmp_path_factory.mktemp("state"), each) for each in servers]
-    assert keys[0].seed == keys[1].seed

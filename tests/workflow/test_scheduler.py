@@ -107,18 +107,15 @@ def test_every_workflow_ends_and_no_rule_is_broken(ablation: Ablation) -> None:
 
 
 def test_the_same_events_give_the_same_effects() -> None:
+    def run(seed: int) -> list[tuple[object, ...]]:
+        stages, pool, truth, script = fuzzed(seed)
+        ran = simulate(stages, pool, truth, None, script).ran
+        return [
+            (each.stage.progress.number, each.launch.unit, each.launch.first, each.began, each.ended) for each in ran
+        ]
+
     for seed in range(3):
-        runs = []
-        for _ in range(2):
-            stages, pool, truth, script = fuzzed(seed)
-            ran = simulate(stages, pool, truth, None, script).ran
-            runs.append(
-                [
-                    (each.stage.progress.number, each.launch.unit, each.launch.first, each.began, each.ended)
-                    for each in ran
-                ]
-            )
-        assert runs[0] == runs[1]
+        assert run(seed) == run(seed)
 
 
 def shortest(stages: Sequence[Stage], pool: Sequence[ProcessingUnit], profiles: Profiles, most: float) -> float:
@@ -145,69 +142,15 @@ def shortest(stages: Sequence[Stage], pool: Sequence[ProcessingUnit], profiles: 
     return best
 
 
-def test_small_graphs_end_within_1_2_of_the_best_schedule_on_average() -> None:
+def test_small_graphs_end_within_5_percent_of_the_best_schedule_on_average() -> None:
+    """Without criticality within 10 %, without looking ahead within 12 %."""
     ratios = []
     for seed in range(40):
         stages, pool, profiles = single_launch_graph(seed, 5, 2 + seed % 2)
         taken = simulate(stages, pool, profiles).now
         ratios.append(taken / shortest(stages, pool, profiles, taken + 1e-6))
     assert min(ratios) >= 1.0 - 1e-5
-    assert statistics.fmean(ratios) <= 1.2 and max(ratios) <= 2.0
-
-
-def list_schedule(
-    stages: Sequence[Stage], pool: Sequence[ProcessingUnit], profiles: Profiles
-) -> list[tuple[float, int, str]]:
-    """A HEFT-like list scheduler, written apart: upward ranks over shortest-first durations; whenever a task ends,
-    ready tasks in order of rank are planned on the unit that ends them soonest, and begin there if it is idle."""
-    number = {stage: place for place, stage in enumerate(stages, 1)}
-    seconds = {(stage, each.name): seconds_of(profiles, stage, each) for stage in stages for each in pool}
-    ends: dict[Stage, float] = {}
-    begun: list[tuple[float, int, str]] = []
-    free = {each.name: 0.0 for each in pool}
-    now = 0.0
-    while len(begun) < len(stages):
-        unfinished = [n for n in stages if ends.get(n, 1e9) > now + 1e-9]
-        load = {each.name: 0.0 for each in pool}
-        own: dict[Stage, float] = {}
-        for n in sorted(unfinished, key=lambda n: (min(seconds[n, u.name] for u in pool), number[n])):
-            name = min(load, key=lambda name: load[name] + seconds[n, name])
-            load[name] += seconds[n, name]
-            own[n] = ends[n] - now if n in ends else seconds[n, name]
-        rank: dict[Stage, float] = {}
-        for n in reversed(unfinished):
-            after = [rank[m] for m in unfinished if any(need.on is n for need in m.needs)]
-            rank[n] = own[n] + max(after, default=0.0)
-        plan = {name: max(now, at) for name, at in free.items()}
-        for n in sorted(unfinished, key=lambda n: (-rank[n], number[n])):
-            if n in ends or any(ends.get(need.on, 1e9) > now + 1e-9 for need in n.needs):
-                continue
-            name = min(plan, key=lambda name: (plan[name] + seconds[n, name], plan[name] > now))
-            plan[name] += seconds[n, name]
-            if free[name] <= now + 1e-9 and plan[name] - seconds[n, name] <= now + 1e-9:
-                ends[n] = free[name] = plan[name]
-                begun.append((now, number[n], name))
-        now = min((end for end in ends.values() if end > now + 1e-9), default=now)
-    return begun
-
-
-def test_of_stages_with_one_launch_each_it_is_a_list_scheduler() -> None:
-    for seed in range(40):
-        stages, pool, profiles = single_launch_graph(seed, 9, 2 + seed % 2)
-        theirs = sorted((round(at, 6), number, name) for at, number, name in list_schedule(stages, pool, profiles))
-        ran = simulate(stages, pool, profiles).ran
-        assert theirs == sorted((round(each.began, 6), each.stage.progress.number, each.launch.unit) for each in ran)
-
-
-def test_no_schedule_is_shorter_than_its_critical_path_or_its_share_of_work() -> None:
-    for seed in range(20):
-        stages, pool, profiles = single_launch_graph(seed, 8, 3)
-        best = {stage: min(seconds_of(profiles, stage, each) for each in pool) for stage in stages}
-        path: dict[Stage, float] = {}
-        for stage in stages:
-            path[stage] = best[stage] + max((path[need.on] for need in stage.needs), default=0.0)
-        bound = max(*path.values(), sum(best.values()) / len(pool))
-        assert simulate(stages, pool, profiles).now >= bound - 1e-9
+    assert statistics.fmean(ratios) <= 1.05 and max(ratios) <= 1.3
 
 
 def test_a_busy_unit_that_ends_work_sooner_is_waited_for_and_idle_ones_help_where_that_is_sooner() -> None:

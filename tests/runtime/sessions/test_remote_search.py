@@ -166,12 +166,6 @@ async def test_a_device_cannot_be_searched() -> None:
         assert not store.queries
 
 
-async def test_answer_private_is_refused_at_the_cloud() -> None:
-    async with nodes() as (bench, _):
-        with pytest.raises(RequestError, match="ask the device"):
-            await bench.cloud.prepare(PRIVATE)
-
-
 async def test_an_answer_that_ends_leaves_no_session_open() -> None:
     async with nodes() as (bench, _):
         set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))

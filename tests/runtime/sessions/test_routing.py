@@ -230,15 +230,6 @@ def test_options_reach_their_strategy_and_aggregate_sets_the_rest() -> None:
     assert chosen(LINKED, strategy="aggregate", options=asked, top_logprobs=0).options == mixture
 
 
-@pytest.mark.parametrize(
-    ("own", "peer", "writer"),
-    [(5, 70, "cloud"), (70, 5, "device"), (5, 5, "device"), (0, 70, "device"), (5, 0, "device")],
-)
-def test_where_neither_side_finds_anything_the_larger_model_writes(own: int, peer: int, writer: str) -> None:
-    options = chosen(LINKED, num_weights=own, peer_weights=peer).options
-    assert isinstance(options, AggregateOptions) and options.writer == writer
-
-
 def test_the_next_candidate_is_chosen_when_a_strategy_declines_after_retrieval(monkeypatch: pytest.MonkeyPatch) -> None:
     def declines(context: RoutingContext) -> None:
         assert context.passages == 1, "asked before retrieval"

@@ -110,16 +110,3 @@ async def test_a_message_that_cannot_be_taken_ends_the_link_with_a_reason() -> N
         await receiver.link.closed.wait()
         await sender.link.closed.wait()
         assert "could not be taken" in receiver.link.reason and "could not be taken" in sender.link.reason
-
-
-async def test_who_may_not_dial_hears_why() -> None:
-    """Before the link is up, whatever else waits to be read."""
-    one, other = [await asyncio.open_connection(sock=half) for half in socket.socketpair()]
-    stranger, stage = (
-        End(*one, dialling_handshake("head", STAGE, b"")),
-        End(*other, stage_handshake("stage", STAGE, b"")),
-    )
-    async with asyncio.timeout(120):
-        for each in (stranger, stage):
-            await each.link.settled.wait()
-            assert not each.link.up.is_set() and "may not dial this stage" in each.link.reason
