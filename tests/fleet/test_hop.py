@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
+from paceline.api.http import admission
 from paceline.api.http.auth import Keyring
 from paceline.api.http.hop import AFFINITY, HEADER, JOINED, _conversation, chosen
 from paceline.api.http.server import listen, url_of
@@ -70,7 +71,8 @@ def server_of(url: str) -> Iterator[Server]:
 
 
 @pytest.fixture
-def both(url: str) -> Iterator[tuple[Server, Server]]:
+def both(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
+    monkeypatch.setattr(admission, "NOTICE_S", 0.0)  # no balancer looks
     with server_of(url) as a, server_of(url) as b:
         b.link("phone")
         eventually(lambda: a.fleet.where("phone") is not None)

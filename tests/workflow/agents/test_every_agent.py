@@ -25,7 +25,7 @@ def outcome(parser: ListParser[Any]) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("stage", PARSERS)
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(cut=cut_texts())
 @example(cut=("", [""]))
 @example(cut=("mill?\r\nmill!", ["mill?\r", "\nmill!"]))

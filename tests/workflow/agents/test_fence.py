@@ -38,7 +38,7 @@ def prompts(passages: list[SourcePassage]) -> list[str]:
     return [str(messages[1]["content"]) for messages in found]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(poison=POISONED.map("".join), title=POISONED.map("".join), at=st.integers(0, 2))
 def test_poison_stays_in_its_place(poison: str, title: str, at: int) -> None:
     plain = [passage(f"The mill {number} is red.\nIt turns.", title=f"Mill {number}") for number in range(3)]
