@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from paceline import sql
 from paceline.api.http.auth import Keyring
 from paceline.api.responses import log as event_log
-from paceline.api.responses.log import EventLog
+from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.store import EventStore, ResponseRecord, Turn
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.fleet import Fleet
@@ -42,6 +43,24 @@ def record(response: str) -> ResponseRecord:
     return ResponseRecord(response, "key", time.time(), None, b"{}")
 
 
+def begin(store: EventStore) -> None:
+    """Write the first event of a response."""
+    assert store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
+
+
+async def begun(log: EventLog, name: str = "resp_1") -> LiveEvents:
+    live = log.begin(record(name), stored=True)
+    await log.append(live, [("a", b"0")])
+    await log.wait_begun(live)
+    return live
+
+
+@pytest.fixture
+def stores(servers: Servers) -> Iterator[tuple[EventStore, EventStore]]:
+    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
+        yield first, second
+
+
 def fleet_of(postgres: Postgres) -> Fleet:
     assert postgres.fleet is not None
     return postgres.fleet
@@ -57,43 +76,46 @@ def test_a_key_that_is_revoked_at_one_server_is_refused_at_the_other(servers: Se
         eventually(lambda: keyring.identify(f"Bearer {key}") is None)
 
 
-def test_a_taken_response_is_written_by_its_taker_alone(servers: Servers) -> None:
-    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
-        assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
-        assert second.take_over(list) == [], "its server is alive"
-        first.release([])
-        ((_, epoch, rows),) = second.take_over(list)
-        assert (epoch, [row.data for row in rows]) == (2, [b"0"])
-        first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
-        stale, turns = [("resp_1", 1, "response.failed", b"stale")], {"resp_1": Turn("conv_1", (b"stale",))}
-        for begun in ([], [record("resp_1")]) * 20:
-            assert first.write(begun, stale, [("resp_1", 1)], turns, epochs={"resp_1": 1}) == {"resp_1"}
-            first.hand_over("resp_1", "another", 1)
-        assert first.read("conv_1", -1, -1) == [] and first.holder("resp_1") == fleet_of(servers[1]).id
-        assert second.write([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2}) == set()
-        assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
-        assert first.take_over(list) == second.take_over(list) == [], "it has ended"
+def test_a_taken_response_is_written_by_its_taker_alone(
+    servers: Servers, stores: tuple[EventStore, EventStore]
+) -> None:
+    first, second = stores
+    begin(first)
+    assert second.take_over(list) == [], "its server is alive"
+    first.release([])
+    ((_, epoch, rows),) = second.take_over(list)
+    assert (epoch, [row.data for row in rows]) == (2, [b"0"])
+    first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
+    stale, turns = [("resp_1", 1, "response.failed", b"stale")], {"resp_1": Turn("conv_1", (b"stale",))}
+    for records in ([], [record("resp_1")]) * 20:
+        assert first.write(records, stale, [("resp_1", 1)], turns, epochs={"resp_1": 1}) == {"resp_1"}
+        first.hand_over("resp_1", "another", 1)
+    assert first.read("conv_1", -1, -1) == [] and first.holder("resp_1") == fleet_of(servers[1]).id
+    assert second.write([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2}) == set()
+    assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
+    assert first.take_over(list) == second.take_over(list) == [], "it has ended"
 
 
-def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(servers: Servers) -> None:
+def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(
+    servers: Servers, stores: tuple[EventStore, EventStore]
+) -> None:
     """Its locks end with its lease, and what it goes on with later is refused as any late write."""
-    late = [("resp_1", 1, "a", b"late")]
-    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
-        assert first.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1}) == set()
-        first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
-        add, taken = first.conversations.add, []
+    first, second = stores
+    begin(first)
+    first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
+    add, taken = first.conversations.add, []
 
-        def stands_still(conversation: str, items: Sequence[bytes], now: float) -> int:
-            first.conversations.add = add  # type: ignore[method-assign]
-            fleet_of(servers[0]).close()  # its lease ends
-            eventually(lambda: bool(taken.extend(second.take_over(list)) or taken))
-            return add(conversation, items, now)
+    def stands_still(conversation: str, items: Sequence[bytes], now: float) -> int:
+        first.conversations.add = add  # type: ignore[method-assign]
+        fleet_of(servers[0]).close()  # its lease ends
+        eventually(lambda: bool(taken.extend(second.take_over(list)) or taken))
+        return add(conversation, items, now)
 
-        first.conversations.add = stands_still  # type: ignore[method-assign]
-        turns = {"resp_1": Turn("conv_1", (b"said",))}
-        assert first.write([], late, [("resp_1", 5)], turns, epochs={"resp_1": 1}) == {"resp_1"}
-        assert [epoch for _, epoch, _ in taken] == [2] and len(second.read("resp_1", -1, -1)) == 1
-        assert second.read("conv_1", -1, -1) == []
+    first.conversations.add = stands_still  # type: ignore[method-assign]
+    late, turns = [("resp_1", 1, "a", b"late")], {"resp_1": Turn("conv_1", (b"said",))}
+    assert first.write([], late, [("resp_1", 5)], turns, epochs={"resp_1": 1}) == {"resp_1"}
+    assert [epoch for _, epoch, _ in taken] == [2] and len(second.read("resp_1", -1, -1)) == 1
+    assert second.read("conv_1", -1, -1) == []
 
 
 def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Servers) -> None:
@@ -113,7 +135,7 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
-        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        begin(store)
         holder = log._store.holder
 
         def ended_meanwhile(response: str) -> str | None:
@@ -129,7 +151,7 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
 @pytest.mark.anyio
 async def test_a_follower_of_a_response_that_another_server_deletes_is_told(servers: Servers) -> None:
     with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
-        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        begin(store)
         following = log.follow("resp_1")
         assert [row.sequence for row in await anext(following)] == [0]
         store.delete("resp_1")  # its end with it
@@ -144,10 +166,7 @@ async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
     monkeypatch.setattr(event_log, "GROUP_S", 3600.0)
     with closing(EventStore(servers[1])) as other:
         with closing(EventLog(servers[0])) as log:
-            lives = [log.begin(record(f"resp_{number}"), stored=True) for number in range(3)]
-            for live in lives[:2]:
-                await log.append(live, [("a", b"0")])
-                await log.wait_begun(live)
+            lives = [await begun(log, f"resp_{number}") for number in range(2)]
             for data in (b"1", b"2"):
                 await log.append(lives[0], [("a", data)])
             assert len(await log.all("resp_0")) == 1, "a query waits for no commit"
@@ -155,8 +174,7 @@ async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
             await log.wait_committed(lives[1])
             assert len(await log.all("resp_0")) == 3, "written with the end of another"
             await log.append(lives[0], [("a", b"3")])
-            await log.append(lives[2], [("a", b"0")])
-            await log.wait_begun(lives[2])
+            await begun(log, "resp_2")
             assert len(await log.all("resp_0")) == 4
             await log.append(lives[0], [("a", b"4")])
         assert len(other.read("resp_0", -1, -1)) == 5, "nothing is left at the end"
@@ -166,24 +184,19 @@ async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
 async def test_a_response_that_begins_while_others_are_taken_over_stays_its_writers(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop, begun, taken = asyncio.get_running_loop(), threading.Event(), list[str]()
+    loop, has_begun, taken = asyncio.get_running_loop(), threading.Event(), list[str]()
     execute = PostgresConnection.execute
     with closing(EventLog(servers[0])) as log:
 
-        async def begin() -> None:
-            live = log.begin(record("resp_1"), stored=True)
-            await log.append(live, [("a", b"0")])
-            await log.wait_begun(live)
-
         def begins_behind(rows: PostgresConnection, statement: str, parameters: Sequence[Any] = (), /) -> Any:
-            if "NOT IN (SELECT id FROM servers" in statement and not begun.is_set():
-                asyncio.run_coroutine_threadsafe(begin(), loop).result()
-                begun.set()
+            if "NOT IN (SELECT id FROM servers" in statement and not has_begun.is_set():
+                asyncio.run_coroutine_threadsafe(begun(log), loop).result()
+                has_begun.set()
             return execute(rows, statement, parameters)
 
         monkeypatch.setattr(PostgresConnection, "execute", begins_behind)
         log.take_over(lambda record, *_: taken.append(record.id))
-        while not begun.is_set():
+        while not has_begun.is_set():
             await asyncio.sleep(0.001)
         monkeypatch.undo()
         live = log.running("resp_1")
@@ -202,10 +215,7 @@ async def test_a_server_that_leaves_does_not_take_over_what_it_abandons(
         take_over = log._store.take_over
 
         async def abandon() -> None:
-            live = log.begin(record("resp_1"), stored=True)
-            await log.append(live, [("a", b"0")])
-            await log.wait_begun(live)
-            log.abandon(live)
+            log.abandon(await begun(log))
 
         def leaves_behind(mine: Callable[[], Collection[str]]) -> Any:
             asyncio.run_coroutine_threadsafe(abandon(), loop).result()
@@ -222,24 +232,20 @@ async def test_a_server_that_leaves_does_not_take_over_what_it_abandons(
         assert (found, resumed) == (["resp_1"], [])
 
 
-def test_two_servers_take_over_each_response_once(servers: Servers) -> None:
-    with closing(EventStore(servers[0])) as first, closing(EventStore(servers[1])) as second:
-        for number in range(20):
-            name = f"resp_{number}"
-            first.write([record(name)], [(name, 0, "a", b"0")], [], epochs={name: 1})
-        first.release([])
-        taken: list[list[str]] = [[], []]
+def test_two_servers_take_over_each_response_once(stores: tuple[EventStore, EventStore]) -> None:
+    names = sorted(f"resp_{number}" for number in range(20))
+    for name in names:
+        stores[0].write([record(name)], [(name, 0, "a", b"0")], [], epochs={name: 1})
+    stores[0].release([])
+    taken: list[list[str]] = [[], []]
 
-        def take(number: int, store: EventStore) -> None:
-            while found := store.take_over(lambda: taken[number]):
-                taken[number] += [each.id for each, _, _ in found]
+    def take(number: int, store: EventStore) -> None:
+        while found := store.take_over(lambda: taken[number]):
+            taken[number] += [each.id for each, _, _ in found]
 
-        threads = [threading.Thread(target=take, args=pair) for pair in enumerate((first, second))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert sorted(taken[0] + taken[1]) == sorted(f"resp_{number}" for number in range(20))
+    with ThreadPoolExecutor(2) as threads:
+        _ = [*threads.map(take, range(2), stores)]
+    assert sorted(taken[0] + taken[1]) == names
 
 
 def test_a_server_that_has_left_is_no_place_of_a_device(servers: Servers) -> None:
@@ -260,7 +266,7 @@ def test_a_server_that_has_left_is_no_place_of_a_device(servers: Servers) -> Non
 
 def test_a_database_that_goes_and_comes_is_waited_for(postgres: RealPostgres, servers: Servers) -> None:
     with closing(EventStore(servers[0])) as store, Keys(servers[1]).current() as stored:
-        store.write([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})
+        begin(store)
         written: list[set[str]] = []
 
         def write() -> None:

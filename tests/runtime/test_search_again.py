@@ -134,28 +134,19 @@ async def test_a_client_that_leaves_in_a_later_stretch_frees_both_sides() -> Non
         assert not bench.device.num_answers  # `nodes` finds sequences that were not released
 
 
-async def test_an_answer_whose_peer_is_lost_goes_on_over_its_searches() -> None:
+@pytest.mark.parametrize("on_loss", ["continue", "fail"])
+async def test_an_answer_whose_peer_is_lost_goes_on_over_its_searches_or_fails(on_loss: str) -> None:
     async with nodes() as (bench, _):
-        generation = await bench.device.prepare(AGAIN)
-        events = generation.run()
+        events = (await bench.device.prepare(changed(AGAIN, on_loss=on_loss))).run()
         await anext(events)
         await bench.unlink()
-        rest = [event async for event in events]
-    done = rest[-1]
-    assert isinstance(done, GenerationResult)
-    assert done.degraded == "cloud_lost"
+        if on_loss == "fail":
+            with pytest.raises(PacelineError, match="not to go on alone"):
+                _ = [event async for event in events]
+            return
+        *_, done = [event async for event in events]
+    assert isinstance(done, GenerationResult) and done.degraded == "cloud_lost"
     assert done.completion_tokens == AGAIN.output.max_tokens or done.reason == "stop"
-
-
-async def test_an_answer_that_may_not_go_on_alone_fails_at_a_search_without_the_peer() -> None:
-    async with nodes() as (bench, _):
-        generation = await bench.device.prepare(changed(AGAIN, on_loss="fail"))
-        events = generation.run()
-        await anext(events)
-        await bench.unlink()
-        with pytest.raises(PacelineError, match="not to go on alone"):
-            async for _ in events:
-                pass
 
 
 async def test_an_answer_written_alone_is_searched_for_once_and_says_so() -> None:

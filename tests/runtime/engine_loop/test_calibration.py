@@ -12,7 +12,7 @@ from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.runtime.engine_loop.document_prefill import PREFIX, REPEATS, ROWS, Timed, forward_times
-from paceline.runtime.engine_loop.worker import EngineWorker
+from tests.runtime.engine_loop.test_worker import started
 
 
 class Narrow(WrappedEngine):
@@ -32,12 +32,8 @@ class Narrow(WrappedEngine):
 
 def timed(engine: Engine) -> list[Timed]:
     async def measure() -> list[Timed]:
-        worker = EngineWorker(engine)
-        await worker.start()
-        try:
+        async with started(engine) as worker:
             return await forward_times(worker, engine.info.vocab_size)
-        finally:
-            await worker.stop()
 
     return asyncio.run(measure())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
@@ -19,6 +19,19 @@ from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, Sequence
 
 Result = tuple[Dist, ...] | EngineError
 PROMPT = tuple(b"a prompt that is longer than a step may be")
+
+
+class Faulty(FakeEngine):
+    """Raises what `fault` returns for a batch and the number of its forward, from 1 on."""
+
+    calls = 0
+    fault: Callable[[Batch, int], Exception | None] = staticmethod(lambda *_: None)
+
+    def forward(self, batch: Batch) -> Output:
+        self.calls += 1
+        if (error := self.fault(batch, self.calls)) is not None:
+            raise error
+        return super().forward(batch)
 
 
 def run_all(steps: StepExecutor) -> None:
@@ -170,13 +183,8 @@ def test_of_a_tree_whose_path_alone_is_read_only_that_path_is_sampled() -> None:
 
 
 def test_an_engine_fault_fails_the_step_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(FakeEngine):
-        def forward(self, batch: Batch) -> Output:
-            if batch.segments[0].seq == 1:
-                raise ZeroDivisionError("a bug")
-            return super().forward(batch)
-
-    steps = StepExecutor(Broken())
+    steps = StepExecutor(engine := Faulty())
+    engine.fault = lambda batch, _: ZeroDivisionError("a bug") if batch.segments[0].seq == 1 else None
     bad = ask(steps, 1, 0, PROMPT)
     run_all(steps)
     good = ask(steps, 2, 0, PROMPT)
@@ -203,20 +211,9 @@ def test_rows_that_cannot_be_sampled_fail_alone(caplog: pytest.LogCaptureFixture
     assert "could not be sampled" in caplog.text
 
 
-class Limited(FakeEngine):
-    """Refuses steps of more than two segments, as if memory were short, and counts forwards."""
-
-    calls = 0
-
-    def forward(self, batch: Batch) -> Output:
-        self.calls += 1
-        if len(batch.segments) > 2:
-            raise EngineError("out of memory")
-        return super().forward(batch)
-
-
 def test_a_step_that_is_refused_is_halved() -> None:
-    steps = StepExecutor(engine := Limited())
+    steps = StepExecutor(engine := Faulty())
+    engine.fault = lambda batch, _: EngineError("out of memory") if len(batch.segments) > 2 else None
     results = [ask(steps, seq, 0, PROMPT) for seq in range(1, 9)]
     run_all(steps)
     assert all(dist_of(answer[0]).probs.sum() > 0.99 for answer in results)
@@ -226,18 +223,13 @@ def test_a_step_that_is_refused_is_halved() -> None:
 def test_a_lost_engine_fails_everything_and_a_fault_only_its_step() -> None:
     """Faults alone never count as a lost engine: a client could end the program with requests that cause them."""
 
-    class Dying(FakeEngine):
-        fault: Exception = ZeroDivisionError("a bug")
-
-        def forward(self, batch: Batch) -> Output:  # noqa: ARG002
-            raise self.fault
-
-    steps = StepExecutor(engine := Dying())
+    steps = StepExecutor(engine := Faulty())
+    engine.fault = lambda *_: ZeroDivisionError("a bug")
     for seq in range(1, 20):
         failed = ask(steps, seq, 0, PROMPT)
         run_all(steps)
         assert isinstance(failed[0], EngineError) and steps.lost is None
-    engine.fault = EngineLost("the GPU has failed")
+    engine.fault = lambda *_: EngineLost("the GPU has failed")
     results = [ask(steps, seq, 0, PROMPT) for seq in range(20, 25)]
     run_all(steps)
     assert isinstance(steps.lost, EngineLost)
@@ -331,18 +323,9 @@ def test_rows_of_a_stored_prefix_are_imported_again_and_exported_before_they_go(
 
 
 def test_an_engine_lost_in_the_first_half_of_a_step_runs_no_second_one() -> None:
-    class Half(FakeEngine):
-        calls = 0
-
-        def forward(self, batch: Batch) -> Output:
-            self.calls += 1
-            if self.calls == 1:
-                raise EngineError("out of memory")
-            if self.calls == 2:
-                raise EngineLost("the GPU has failed")
-            return super().forward(batch)
-
-    steps = StepExecutor(engine := Half())
+    faults = {1: EngineError("out of memory"), 2: EngineLost("the GPU has failed")}
+    steps = StepExecutor(engine := Faulty())
+    engine.fault = lambda _, call: faults.get(call)
     results = [ask(steps, seq, 0, PROMPT) for seq in (1, 2)]
     run_all(steps)
     assert engine.calls == 2
@@ -385,19 +368,11 @@ def test_a_prompt_is_not_waited_for_once_its_sequence_is_preempted() -> None:
 
 
 def test_a_refusal_of_rows_to_compute_again_fails_what_waits_for_them() -> None:
-    class Refusing(FakeEngine):
-        refuses = False
-
-        def forward(self, batch: Batch) -> Output:
-            if self.refuses:
-                raise EngineError("no")
-            return super().forward(batch)
-
-    steps, results = StepExecutor(engine := Refusing(capacity_rows=len(PROMPT) + 8)), list[Result]()
+    steps, results = StepExecutor(engine := Faulty(capacity_rows=len(PROMPT) + 8)), list[Result]()
     preempted(steps, results)
     ask(steps, 2, len(PROMPT), (65,), results)
     steps.submit(SequenceOp.release(SeqId(1)))
-    engine.refuses = True
+    engine.fault = lambda *_: EngineError("no")
     run_all(steps)
     assert isinstance(results[2], EngineError) and len(results) == 3 and steps.idle
     steps.submit(SequenceOp.release(SeqId(2)))
@@ -493,36 +468,26 @@ def test_answers_that_go_on_unasked_are_those_that_were_asked_for(seed: int, cap
 
 
 def test_a_plain_answer_is_computed_ahead_of_its_reader_until_it_ends() -> None:
-    steps, sampled = StepExecutor(FakeEngine()), list[int]()
+    steps, results = StepExecutor(FakeEngine()), list[object]()
     steps.arrivals = lambda: None
-    vocab = steps.engine.info.vocab_size
-
-    def ask(start: int, tokens: tuple[int, ...]) -> None:
-        sampling = (RowSampling(SamplingParams(temperature=0.0), len(sampled), vocab),)
-        request = ForwardRequest(Segment(SeqId(1), start, tokens), answered, sampling=sampling)
-        request.goes_on = GoesOn(4, frozenset())
-        steps.submit(request)
-
-    def answered(rows: Rows | EngineError) -> None:
-        assert not isinstance(rows, EngineError) and isinstance(rows[0], SampledRow)
-        sampled.append(rows[0].token)
-
-    ask(0, PROMPT)
+    steps.submit(plain(steps, 1, 0, PROMPT, results, limit=4))
     run_all(steps)
     for position in range(3):
-        assert len(sampled) == position + 1 and steps.engine.length(SeqId(1)) == len(PROMPT) + position + 1
+        assert len(results) == position + 1 and steps.engine.length(SeqId(1)) == len(PROMPT) + position + 1
         before = steps.steps
-        ask(len(PROMPT) + position, (sampled[-1],))
+        steps.submit(plain(steps, 1, len(PROMPT) + position, (token_of(results[-1]),), results, limit=4))
         assert steps.steps == before
         run_all(steps)
-    assert len(sampled) == 4 and steps.engine.length(SeqId(1)) == len(PROMPT) + 3, "nothing follows the last token"
+    assert len(results) == 4 and steps.engine.length(SeqId(1)) == len(PROMPT) + 3, "nothing follows the last token"
 
 
-def plain(steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[object]) -> ForwardRequest:
-    """A greedy forward of an answer that goes on."""
+def plain(
+    steps: StepExecutor, seq: int, start: int, tokens: tuple[int, ...], results: list[object], limit: int = 1000
+) -> ForwardRequest:
+    """A greedy forward of an answer that goes on up to this number of tokens."""
     sampling = (RowSampling(SamplingParams(temperature=0.0), len(results), steps.engine.info.vocab_size),)
     request = ForwardRequest(Segment(SeqId(seq), start, tokens), results.append, sampling=sampling)
-    request.goes_on = GoesOn(1000, frozenset())
+    request.goes_on = GoesOn(limit, frozenset())
     return request
 
 
@@ -534,22 +499,12 @@ def token_of(result: object) -> int:
 @pytest.mark.parametrize("another", [False, True])
 def test_a_fault_of_what_nobody_asked_for_is_told_to_who_asks_next(another: bool) -> None:
     """Short of memory: else the failed sequence would keep its rows, and everybody wait."""
-
-    class Faulty(FakeEngine):
-        fails = False
-
-        def forward(self, batch: Batch) -> Output:
-            if self.fails:
-                self.fails = False
-                raise ZeroDivisionError("a bug")
-            return super().forward(batch)
-
     steps, first, second = StepExecutor(engine := Faulty(capacity_rows=60)), list[object](), list[object]()
     steps.arrivals = lambda: None
     steps.submit(plain(steps, 1, 0, PROMPT[:35], first))
     for answer, rows in steps.run(steps.next() or pytest.fail("nothing runs")):
         answer(rows)
-    engine.fails = True
+    engine.fault = lambda _, call: ZeroDivisionError("a bug") if call == 2 else None
     run_all(steps)  # what is begun unasked
     steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT[:30]), second.append))
     steps.submit(plain(steps, 1, 35, (token_of(first[0]), *([65] if another else [])), first))

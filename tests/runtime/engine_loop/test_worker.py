@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
 from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, Segment, SeqId
-from paceline.engine.base import Output
+from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
@@ -35,6 +36,19 @@ class GatedEngine(WrappedEngine):
         return super().forward(batch)
 
 
+@asynccontextmanager
+async def started(engine: Engine) -> AsyncIterator[EngineWorker]:
+    """At the end no forward waits for a permit."""
+    worker = EngineWorker(engine)
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        if isinstance(engine, GatedEngine):
+            engine.permits.release(9)
+        await worker.stop()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
@@ -44,13 +58,10 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.BATCHING_WAIT_S", WAIT_S)  # long enough for any machine
     engine = GatedEngine()
-    worker = EngineWorker(engine)
-    await worker.start()
-    first, second = worker.allocate(), worker.allocate()
-    steps: dict[SeqId, int] = {first: 0, second: 0}
+    steps: dict[SeqId, int] = {}
 
     def ask(seq: SeqId) -> None:
-        position = steps[seq]
+        position = steps.setdefault(seq, 0)
         worker.submit(ForwardRequest(Segment(seq, position, (7,)), answered(seq)))
 
     def answered(seq: SeqId) -> Answer:
@@ -62,27 +73,20 @@ async def test_a_waiting_sequence_is_batched_with_those_just_answered(monkeypatc
 
         return answer
 
-    try:
+    async with started(engine) as worker:
+        first, second = worker.allocate(), worker.allocate()
         ask(first)
         assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
         ask(second)  # while the first forward is running
         await asyncio.sleep(0)  # the submission reaches the thread
-        for _ in range(5):
-            engine.permits.release()
+        engine.permits.release(5)
         await until(lambda: min(steps.values()) == 4)
-    finally:
-        for _ in range(9):
-            engine.permits.release()
-        await worker.stop()
     both = {int(first), int(second)}
     assert engine.batches == [{int(first)}, both, both, both, {int(second)}]
 
 
 async def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
     engine = GatedEngine()
-    worker = EngineWorker(engine)
-    await worker.start()
-    first, second = worker.allocate(), worker.allocate()
     received: list[object] = []
 
     def block(result: object) -> None:
@@ -90,17 +94,14 @@ async def test_a_busy_loop_delays_others_for_a_bounded_time() -> None:
         # Blocks the loop until the other forward has begun, which must not wait for this session for ever.
         received.append(engine.begun.acquire(timeout=WAIT_S))
 
-    try:
+    async with started(engine) as worker:
+        first, second = worker.allocate(), worker.allocate()
         worker.submit(ForwardRequest(Segment(first, 0, (7,)), block))
         assert await asyncio.to_thread(engine.begun.acquire, timeout=WAIT_S)
         worker.submit(ForwardRequest(Segment(second, 0, (7,)), received.append))
         await asyncio.sleep(0)
-        engine.permits.release()
-        engine.permits.release()
+        engine.permits.release(2)
         await until(lambda: len(received) == 3)
-    finally:
-        engine.permits.release()
-        await worker.stop()
     assert received[1] is True
     assert engine.batches == [{int(first)}, {int(second)}]
 
@@ -112,39 +113,27 @@ async def test_the_time_of_a_step_includes_what_its_answers_cost_on_the_loop(mon
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.time.perf_counter", lambda: now[0])
     monkeypatch.setattr("paceline.runtime.engine_loop.executor.StepExecutor.took", lambda _, s: took.append(s))
 
-    worker, answered = EngineWorker(FakeEngine()), asyncio.Event()
-    await worker.start()
-
     def answer(_: object) -> None:
         now[0] += 5.0
-        answered.set()
 
-    try:
+    async with started(FakeEngine()) as worker:
         worker.submit(ForwardRequest(Segment(worker.allocate(), 0, (7,)), answer))
-        await answered.wait()
         await until(lambda: bool(took))
-    finally:
-        await worker.stop()
     assert took == [5.0]
 
 
 async def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.TICK_S", 0.0)
-    worker = EngineWorker(FakeEngine(capacity_rows=10))
-    await worker.start()
-    try:
-        async with asyncio.timeout(WAIT_S):
-            older, younger = (worker.group(10) for _ in range(2))
-            first, second = worker.allocate(), worker.allocate()
-            (before,) = await worker.compute(Segment(first, 0, (1, 2, 3, 4, 5, 6)), older)
-            await worker.compute(Segment(second, 0, (1, 2, 3, 4, 5)), younger)
-            assert worker.steps.preemptions == 1
-            (after,) = await worker.compute(Segment(first, 6, (7,)), older)
-            assert worker.steps.preemptions == 2
-            worker.submit(SequenceOp.release(second))
-            (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
-    finally:
-        await worker.stop()
+    async with asyncio.timeout(WAIT_S), started(FakeEngine(capacity_rows=10)) as worker:
+        older, younger = (worker.group(10) for _ in range(2))
+        first, second = worker.allocate(), worker.allocate()
+        (before,) = await worker.compute(Segment(first, 0, (1, 2, 3, 4, 5, 6)), older)
+        await worker.compute(Segment(second, 0, (1, 2, 3, 4, 5)), younger)
+        assert worker.steps.preemptions == 1
+        (after,) = await worker.compute(Segment(first, 6, (7,)), older)
+        assert worker.steps.preemptions == 2
+        worker.submit(SequenceOp.release(second))
+        (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
     (expected,) = FakeEngine().forward(Batch((Segment(SeqId(1), 0, (1, 2, 3, 4, 5, 6, 7)),))).dists[0]
     assert after.probs.tolist() == expected.probs.tolist() != before.probs.tolist() != whole.probs.tolist()
 
@@ -154,8 +143,6 @@ async def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_own
 ) -> None:
     monkeypatch.setattr("paceline.runtime.engine_loop.worker.DELIVERY_S", 0.0)  # one answer in a turn of the loop
     engine = GatedEngine()
-    worker = EngineWorker(engine)
-    await worker.start()
     loop = asyncio.get_running_loop()
     seen: list[str] = []
 
@@ -167,15 +154,12 @@ async def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_own
 
         return answer
 
-    try:
+    async with started(engine) as worker:
         for owner in ("bert", "bert", "bert", "ann"):
             segment = Segment(worker.allocate(), 0, (7,))
             worker.submit(ForwardRequest(segment, answer_of(owner), group=worker.group(2, owner=owner)))
         engine.permits.release()
         await until(lambda: len(seen) == 8)
-    finally:
-        engine.permits.release()
-        await worker.stop()
     assert len(engine.batches) == 1
     assert seen.index("ann's is sent") <= 3, "one of Bert's is before it at most"
     assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")

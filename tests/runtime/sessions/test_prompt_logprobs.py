@@ -13,9 +13,9 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Output
 from paceline.engine.fake import EOS, VOCAB, ByteTokenizer, FakeEngine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.sessions import output_text as scoring
 from paceline.runtime.sessions.output_text import PromptScorer
+from tests.runtime.engine_loop.test_worker import started
 
 pytestmark = pytest.mark.anyio
 
@@ -43,13 +43,8 @@ class CountingEngine(FakeEngine):
 
 @asynccontextmanager
 async def scorers(engine: FakeEngine, vocab_size: int = VOCAB) -> AsyncIterator[PromptScorer]:
-    worker = EngineWorker(engine)
-    await worker.start()
-    try:
-        async with asyncio.timeout(30):
-            yield PromptScorer(worker, ByteTokenizer(), vocab_size)
-    finally:
-        await worker.stop()
+    async with asyncio.timeout(30), started(engine) as worker:
+        yield PromptScorer(worker, ByteTokenizer(), vocab_size)
 
 
 async def test_parts_give_the_same_logprobs_as_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:

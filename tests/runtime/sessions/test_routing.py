@@ -33,12 +33,6 @@ def chosen(context: RoutingContext, **changes: object) -> StrategyChoice:
     return choose(candidates(context), routed(context, passages=1))
 
 
-def test_auto_uses_both_sides_where_there_are_documents() -> None:
-    choice = chosen(LINKED)
-    assert (choice.strategy, choice.missing) == ("aggregate", False)
-    assert choice.reason == "the cloud is linked and the two sides hold 5 documents"
-
-
 LARGER = routed(LINKED, common=(*COMMON, "draft_verify"), num_weights=5, peer_weights=70)
 
 

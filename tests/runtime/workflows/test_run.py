@@ -164,16 +164,6 @@ async def test_a_sub_question_finds_what_the_question_does_not() -> None:
     assert (done.stats["lookups"], done.stats["sent_open_bytes"]) == (2, 7.0)
 
 
-async def test_statements_take_the_place_of_the_passages_that_they_cite() -> None:
-    models = Models(rewrite=("NONE",), refine=("The key is under a broom [1].",))
-    await answered(ScriptedPlaces({"key": KEY}), models)
-    (asked,) = models.of("answer")
-    assert asked.sources.passages is not None
-    assert [(found.text, found.document) for found in asked.sources.passages] == [
-        ("The key is under a broom.", "keys.md")
-    ]
-
-
 async def test_passages_are_read_while_the_workflow_goes_on_and_the_last_ones_with_the_answer() -> None:
     """Both passages of the question, since its rewriting waits until they are read; then the sub-question's."""
     models = Models(rewrite=("Which key is on the map?\n",))

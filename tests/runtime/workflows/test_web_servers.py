@@ -26,7 +26,6 @@ from paceline.runtime.workflows.web import WebAccess, WebLimits
 from tests.rag.web.site import PUBLIC, Names, Site, fetcher, leading_to, reply, serving, usual_tls
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect
-from tests.runtime.workflows.test_run import INSTRUCTIONS, Models
 
 pytestmark = pytest.mark.anyio
 
@@ -101,35 +100,6 @@ async def test_a_page_and_a_document_are_behind_one_answer(tmp_path: Path) -> No
         assert made.queries == ["Where is the red key of the mill?"]
         assert done.stats["sent_web_query_bytes"] == len(made.queries[0])
         assert done.stats["sent_page_url_bytes"] == len(made.page("/mill"))
-
-
-async def test_a_question_of_two_hops_is_searched_for_in_two(tmp_path: Path) -> None:
-    """The first page names what the second search is for; a document is read beside both."""
-    async with web(tmp_path) as made:
-        first, second = made.page("/mill"), made.page("/tower")
-
-        async def searching(writer: asyncio.StreamWriter) -> None:
-            url = second if "tower" in made.queries[-1] else first
-            found = [{"url": url, "title": "Found", "content": ""}]
-            writer.write(reply(json.dumps({"results": found}).encode(), "application/json"))
-            await writer.drain()
-            writer.close()
-
-        made.site.pages["/search"] = searching
-        made.site.pages["/mill"] = reply(b"<title>Mill</title><p>The red key of the mill opens the tower.")
-        made.site.pages["/tower"] = reply(b"<title>Tower</title><p>The key of the tower of the mill is in the hall.")
-        agents = Models(plan=("red key of the mill\n",), look=("key of the tower of the mill\n",))
-        workflows, admit = made.node._workflows, made.node._workflows._admit
-
-        async def admitted(request: GenerateRequest) -> Any:
-            system = request.prompt.messages[0]["content"]
-            is_agent = any(words in system for words in INSTRUCTIONS)
-            return await (agents.admit(request) if is_agent else admit(request))
-
-        workflows._admit = admitted
-        done = await made.asked()
-        assert made.queries == ["red key of the mill", "key of the tower of the mill"]
-        assert urls(done) == {"", first, second} and done.degraded is None
 
 
 async def test_the_level_local_only_sends_nothing(tmp_path: Path) -> None:

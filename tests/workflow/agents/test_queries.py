@@ -79,13 +79,6 @@ def test_a_question_is_its_own_fallback_word_for_word() -> None:
     assert rewritten("", question).found == [question]
 
 
-def test_at_most_four_sub_questions_are_read() -> None:
-    text = "\n".join(f"What is mill {number}?" for number in range(9))
-    parser = rewrite(QUESTION).parser()
-    assert len(parser.feed(text)) == 4 and parser.done
-    assert parser.end() == [] and len(parser.found) == 4
-
-
 def test_sub_questions_in_scripts_without_blanks() -> None:
     result = rewritten("赤い水車はいつ建てられましたか\n意味不明", "赤い水車と青い水車、どちらが古いですか")
     assert result.found == ["赤い水車はいつ建てられましたか"]
