@@ -108,11 +108,12 @@ def test_what_would_be_half_a_copy_is_refused(url: str, tmp_path: Path) -> None:
             copy(tmp_path / "used", postgres)
         with pytest.raises(ConfigError, match="no state directory"):
             copy(tmp_path, postgres)
+        filled(tmp_path / "sealed", sealed=False)
+        DocumentStore.open(tmp_path / "sealed" / "docs", HashEmbedder(), side="cloud", encrypt=True).close()
+        with pytest.raises(ConfigError, match="are encrypted"):
+            copy(tmp_path / "sealed", postgres)
         common_key(tmp_path / "other", postgres)
         with pytest.raises(ConfigError, match="another server's key"):
-            copy(tmp_path / "used", postgres)
-        DocumentStore.open(tmp_path / "used" / "docs", HashEmbedder(), side="cloud", encrypt=True).close()
-        with pytest.raises(ConfigError, match="are encrypted"):
             copy(tmp_path / "used", postgres)
         assert Keys(postgres).all() == []
         postgres.join("http://a")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 from paceline.core.batching.segment import Batch, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import EVERYBODY, MayAsk
-from paceline.engine.base import LoadedModel, Output
+from paceline.engine.base import LoadedModel, Output, ServedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
+from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskLimits, CloudAsks
 from paceline.runtime.link.connection import Link
@@ -128,6 +130,27 @@ async def side_by_side(
             if bench.links is not None:
                 await bench.links[0].close()
                 await bench.links[1].closed.wait()
+
+
+@asynccontextmanager
+async def linked(cloud: ServedModel, device: ServedModel, within_s: float | None = 120) -> AsyncIterator[Bench]:
+    """A cloud and a device with these models and no documents."""
+    far, near = Node("cloud", cloud, None), Node("device", device, None, NodeParts(company=Company(asks=open_gate())))
+    async with side_by_side(bench := Bench(far, near), within_s=within_s):
+        yield bench
+
+
+@contextmanager
+def stores_of(folder: Path, documents: Mapping[Side, Mapping[str, str]]) -> Iterator[dict[Side, DocumentStore]]:
+    """A store of each side. documents: their texts, by name."""
+    with ExitStack() as stack:
+        stores = {
+            side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder(), side=side)) for side in SIDES
+        }
+        for side, texts in documents.items():
+            for name, text in texts.items():
+                stores[side].add_text(name, text, zone=side)
+        yield stores
 
 
 @asynccontextmanager

@@ -17,15 +17,13 @@ from paceline.engine.fake import ByteTokenizer, fake_model
 from paceline.errors import PacelineError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.node import Node
-from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies import joint
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, nodes, open_gate, side_by_side
+from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, linked, nodes
 
 pytestmark = pytest.mark.anyio
 
@@ -65,9 +63,7 @@ async def short_device(max_positions: int) -> AsyncIterator[Bench]:
     """Linked nodes; the device's context is shorter than the cloud's."""
     engine = GatedEngine(2, max_positions)
     engine.open = True
-    device = Node("device", LoadedModel(engine, ByteTokenizer()), None, NodeParts(company=Company(asks=open_gate())))
-    bench = Bench(Node("cloud", fake_model(1, 0.3), None), device)
-    async with side_by_side(bench):
+    async with linked(fake_model(1, 0.3), LoadedModel(engine, ByteTokenizer())) as bench:
         yield bench
     assert not engine.held(), "blocks leaked"
 

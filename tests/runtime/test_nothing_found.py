@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,8 +19,6 @@ from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.core.side import SIDES, Side, other
 from paceline.engine.fake import EOS
 from paceline.errors import RequestError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import peers
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.runtime.sessions.base import MaskThreads
@@ -29,7 +27,7 @@ from paceline.runtime.sessions.prompts import PromptSet
 from paceline.wire.messages import RetrievedPassages, SessionFrame, Targets
 from tests.requests import changed
 from tests.runtime import test_node
-from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+from tests.runtime.test_node import REQUEST, Bench, collect, nodes, stores_of
 from tests.wire.identities import CLOUD, DEVICE
 
 pytestmark = pytest.mark.anyio
@@ -64,10 +62,7 @@ async def pair(
     folder: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch, *, gated: tuple[Side, ...] = ()
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     """Two nodes with a document each."""
-    with ExitStack() as stack:
-        stores = {side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
-        for side, store in stores.items():
-            store.add_text("a.md", TEXTS[side], zone=side)
+    with stores_of(folder, {side: {"a.md": TEXTS[side]} for side in SIDES}) as stores:
         monkeypatch.setattr(test_node, "DEVICE", msgspec.structs.replace(DEVICE, num_weights=sizes.device))
         cloud = msgspec.structs.replace(CLOUD, num_weights=sizes.cloud)
         async with nodes(stores=stores, introduction=cloud, gated=gated) as (bench, tasks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -19,7 +19,6 @@ from paceline.core.side import SIDES, Side
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import EOS, ByteTokenizer, FakeEngine
 from paceline.errors import ConfigError, PacelineError, RequestError
-from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import MANAGED
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import RuledDocuments
@@ -34,7 +33,7 @@ from paceline.wire.codec import decode
 from paceline.wire.messages import SEARCH, OpenSession, SessionFrame
 from tests.clocks import read_from
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
 
 pytestmark = pytest.mark.anyio
 
@@ -94,10 +93,8 @@ class Two:
 @asynccontextmanager
 async def two(folder: Path, of_device: Policy, of_cloud: Policy | None = None) -> AsyncIterator[Two]:
     """Two linked nodes with a document each."""
-    with ExitStack() as stack:
-        stores = {side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
-        stores["device"].add_text("velda.md", SECRET, zone="device")
-        stores["cloud"].add_text("town.md", "In this town a landlord is called by his first name.", zone="cloud")
+    town = "In this town a landlord is called by his first name."
+    with stores_of(folder, {"device": {"velda.md": SECRET}, "cloud": {"town.md": town}}) as stores:
         of_owner = PolicyGuard("device", of_device, folder, lambda owner: NAMES.get(owner, ""))
         guards = {"device": of_owner, "cloud": PolicyGuard("cloud", of_cloud)}
         cloud, device = (

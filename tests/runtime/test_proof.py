@@ -4,7 +4,7 @@ is not what it was is said."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,6 @@ from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer
 from paceline.errors import RequestError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.resources import Company, NodeParts
@@ -26,15 +24,18 @@ from paceline.runtime.sessions.prepared import hashed
 from paceline.strategies.base import SIDES, Side
 from tests.depth import DEPTH
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate, side_by_side
+from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate, side_by_side, stores_of
 from tests.runtime.test_policy import policy
 from tests.wire.identities import CLOUD
 
 pytestmark = pytest.mark.anyio
 
-TEXTS: Final[Mapping[Side, Sequence[str]]] = {
-    "cloud": ("The key of the mill is in the harbour.", "A heron stands in the harbour every morning."),
-    "device": ("My own key hangs in the hall.", "The key of the hall was painted green last year."),
+TEXTS: Final[Mapping[Side, Mapping[str, str]]] = {
+    "cloud": {
+        "0.txt": "The key of the mill is in the harbour.",
+        "1.txt": "A heron stands in the harbour every morning.",
+    },
+    "device": {"0.txt": "My own key hangs in the hall.", "1.txt": "The key of the hall was painted green last year."},
 }
 ASKED: Final = a_request(
     messages=({"role": "user", "content": "Where is the key of the hall?"},),
@@ -69,18 +70,17 @@ WAYS: Final[Sequence[tuple[Side, Mapping[str, Any]]]] = (
 
 
 @asynccontextmanager
-async def pair(folder: Path, *, same: bool = True, seed: int = 3, held: Sequence[Side] = SIDES) -> AsyncIterator[Bench]:
-    """Two linked nodes. same: of one model. held: who has documents."""
-    engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(seed), "device": GatedEngine(seed if same else seed + 1)}
-    with ExitStack() as stack:
+async def pair(folder: Path, *, same: bool) -> AsyncIterator[Bench]:
+    """Two linked nodes with documents. same: of one model."""
+    engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(3), "device": GatedEngine(3 if same else 4)}
+    with stores_of(
+        folder, {side: {f"{at}.txt": text for at, text in enumerate(TEXTS[side])} for side in SIDES}
+    ) as stores:
         nodes = {}
         for side, engine in engines.items():
             engine.open = True
-            store = stack.enter_context(DocumentStore.open(folder / side, HashEmbedder()))
-            for number, text in enumerate(TEXTS[side] if side in held else ()):
-                store.add_text(f"{number}.txt", text, zone=side)
             parts = NodeParts(company=Company(asks=open_gate()))
-            nodes[side] = Node(side, LoadedModel(engine, ByteTokenizer()), store, parts)
+            nodes[side] = Node(side, LoadedModel(engine, ByteTokenizer()), stores[side], parts)
         told = msgspec.structs.replace(CLOUD, model=engines["cloud"].info.fingerprint)
         bench = Bench(nodes["cloud"], nodes["device"], engines, introduction=told)
         async with side_by_side(bench):

@@ -4,7 +4,6 @@ answer, whatever happens at the end of a stretch."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from paceline.core.sampling.sampler import Constraint
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError
-from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskCounter, AskLimits
@@ -25,7 +23,7 @@ from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
 from paceline.wire.messages import Targets
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, collect, nodes, open_gate
+from tests.runtime.test_node import REQUEST, collect, nodes, open_gate, stores_of
 from tests.wire import samples
 
 pytestmark = pytest.mark.anyio
@@ -49,13 +47,8 @@ class Searched:
 @pytest.fixture
 def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Mapping[Side, DocumentStore], Searched]]:
     searched = Searched()
-    with ExitStack() as stack:
-        opened: dict[Side, DocumentStore] = {}
-        for side in SIDES:
-            store = stack.enter_context(DocumentStore.open(tmp_path / side, HashEmbedder()))
-            for number, text in enumerate(TEXTS[side]):
-                store.add_text(f"{number}.txt", text, zone=side)
-            opened[side] = store
+    with stores_of(tmp_path, {side: dict(zip("ab", TEXTS[side], strict=True)) for side in SIDES}) as opened:
+        for side, store in opened.items():
             search = store.search
 
             def turning(

@@ -11,6 +11,7 @@ import pytest
 from lab.simulation import Network, SimulatedRequest, Simulation
 from lab.simulation.clock import VirtualClock
 from lab.simulation.network import SimulatedLink
+from paceline.engine.base import Engine
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from tests.strategies import oracle
@@ -102,26 +103,28 @@ def test_a_forward_takes_the_time_of_its_rows() -> None:
     assert constant.now == 0.25 * len(rows)
 
 
+def several() -> dict[str, Engine]:
+    return {"cloud": engines()["cloud"], "phone": engines()["device"], "laptop": engines()["device"]}
+
+
+def request(name: str, front: str, device: str, start: float = 0.0) -> SimulatedRequest:
+    """Of one of several devices."""
+    branches = {"cloud": BRANCHES["cloud"], device: BRANCHES["device"]}
+    peers, sides = {"cloud": device, device: "cloud"}, dict[str, Side](phone="device", laptop="device")
+    base = job(STRATEGIES[name], "cloud", SAMPLINGS["greedy"])
+    return replace(base, front=front, branches=branches, sides=sides, peers=peers, start=start)
+
+
 def test_requests_of_several_devices_share_the_engine_of_the_cloud() -> None:
     """Each with its own front, strategy and start; the cloud's steps hold rows of several of them."""
-    shared, single = engines()["cloud"], engines()["device"]
-    by = {"cloud": shared, "phone": single, "laptop": engines()["device"]}
-    sides: dict[str, Side] = {"phone": "device", "laptop": "device"}
-
-    def request(name: str, front: str, device: str, start: float) -> SimulatedRequest:
-        base = job(STRATEGIES[name], "cloud", SAMPLINGS["greedy"])
-        branches = {"cloud": BRANCHES["cloud"], device: BRANCHES["device"]}
-        peers = {"cloud": device, device: "cloud"}
-        return replace(base, front=front, branches=branches, sides=sides, peers=peers, start=start)
-
     requests = [
-        request("aggregate", "phone", "phone", 0.0),
+        request("aggregate", "phone", "phone"),
         request("aggregate", "cloud", "laptop", 0.05),
         request("autoregressive", "cloud", "phone", 0.1),
-        request("lookup_tree", "laptop", "laptop", 0.0),
+        request("lookup_tree", "laptop", "laptop"),
     ]
     network, slow = Network((0.01, 0.03)), Network((0.2, 0.4), bandwidth=50_000.0)
-    world = Simulation(requests, by, network=network, links={("laptop", "cloud"): slow})
+    world = Simulation(requests, several(), network=network, links={("laptop", "cloud"): slow})
     largest = 0
 
     def watch(world: Simulation) -> None:
@@ -137,19 +140,8 @@ def test_requests_of_several_devices_share_the_engine_of_the_cloud() -> None:
 
 
 def test_a_cut_between_two_hosts_leaves_the_others_linked() -> None:
-    by = {"cloud": engines()["cloud"], "phone": engines()["device"], "laptop": engines()["device"]}
-    base = job(STRATEGIES["aggregate"], "cloud", SAMPLINGS["greedy"])
-    requests = [
-        replace(
-            base,
-            front=name,
-            branches={"cloud": BRANCHES["cloud"], name: BRANCHES["device"]},
-            sides={name: "device"},
-            peers={"cloud": name, name: "cloud"},
-        )
-        for name in ("phone", "laptop")
-    ]
-    world = Simulation(requests, by, network=Network((0.01, 0.03)))
+    requests = [request("aggregate", name, name) for name in ("phone", "laptop")]
+    world = Simulation(requests, several(), network=Network((0.01, 0.03)))
 
     def cut(world: Simulation) -> None:
         if world.events == 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -11,13 +10,12 @@ import pytest
 
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-from paceline.wire.codec import encode_options, sampling_to_wire
-from paceline.wire.messages import AggregateOptions, CloseSession, OpenSession, SessionFrame
+from paceline.wire.codec import encode_options
+from paceline.wire.messages import AggregateOptions, CloseSession, SessionFrame
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node import REQUEST, collect, nodes, stores_of
 from tests.wire.identities import CLOUD
+from tests.wire.samples import opening
 
 pytestmark = pytest.mark.anyio
 
@@ -27,10 +25,7 @@ ASKED = changed(REQUEST, messages=({"role": "user", "content": "harbour library"
 
 
 async def test_a_device_reads_what_both_sides_have_found_and_writes_by_itself(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        stores = {side: stack.enter_context(DocumentStore.open(tmp_path / side, HashEmbedder())) for side in SIDES}
-        for side, store in stores.items():
-            store.add_text("a.md", TEXTS[side], zone=side)
+    with stores_of(tmp_path, {side: {"a.md": TEXTS[side]} for side in SIDES}) as stores:
         async with nodes(stores=stores, introduction=UNLIKE) as (bench, _):
             private = changed(ASKED, privacy="answer-private")
             expected, _ = await collect(await bench.device.prepare(private))
@@ -64,21 +59,8 @@ async def test_ids_of_another_vocabulary_are_never_read() -> None:
             closed.set()
 
         number = link.open_session(received)
-        opening = OpenSession(
-            session=number,
-            strategy="aggregate",
-            messages=[],
-            query="",
-            sampling=sampling_to_wire(REQUEST.wish.sampling),
-            max_tokens=8,
-            top_k_documents=0,
-            privacy="open",
-            options=encode_options(AggregateOptions(aggregator="coin")),
-            targets=[1, 2],
-            epoch=0,
-            constraint=None,
-            asker="",
-        )
-        link.send(opening)
+        options = encode_options(AggregateOptions(aggregator="coin"))
+        asked = {"strategy": "aggregate", "options": options, "targets": [1, 2], "constraint": None}
+        link.send(msgspec.structs.replace(opening(number), **asked))
         await closed.wait()
         assert isinstance(seen[0], CloseSession) and "does not know 'aggregate'" in seen[0].reason

@@ -38,14 +38,14 @@ from paceline.strategies.base import SIDES, Side
 from tests.engine.checkpoints import save
 from tests.postgres import RealPostgres
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MIB = 1 << 20
-NOTES = {
-    "cloud": ("public.md", "The harbour museum opens at nine and shows the old red boat."),
-    "device": ("private.md", "My key to the old red boat lies under the flat stone."),
+NOTES: dict[Side, dict[str, str]] = {
+    "cloud": {"public.md": "The harbour museum opens at nine and shows the old red boat."},
+    "device": {"private.md": "My key to the old red boat lies under the flat stone."},
 }
 REQUEST = a_request(
     messages=({"role": "user", "content": "Where is the key to the old red boat?"},),
@@ -115,12 +115,8 @@ class Pair:
 async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = True) -> AsyncIterator[Pair]:
     """Two linked nodes. Pending KV is written when this ends."""
     tokenizer = ByteTokenizer()
-    with ExitStack() as opened:
-        stores = {side: opened.enter_context(DocumentStore.open(folder / side, HashEmbedder())) for side in SIDES}
+    with stores_of(folder, NOTES) as stores:
         files = {side: DocumentKvStore(folder / side / FOLDER, MIB) for side in SIDES}
-        for side, store in stores.items():
-            name, text = NOTES[side]
-            store.add_text(name, text, zone=side)
         nodes = {
             side: Node(
                 side,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,19 +14,17 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest
-from paceline.strategies.base import SIDES, Side
+from paceline.strategies.base import SIDES
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 QUESTION = "Where is the key of the mill?"
-TEXTS = ("The key of the mill is red.", "The key of the mill is lost.")
+TEXTS = {"0.txt": "The key of the mill is red.", "1.txt": "The key of the mill is lost."}
 
 
 def request_of(number: int, tokens: int | None = 60) -> GenerateRequest:
@@ -38,21 +36,14 @@ def request_of(number: int, tokens: int | None = 60) -> GenerateRequest:
     )
 
 
-@contextmanager
-def store_in(folder: Path, side: Side = "cloud") -> Iterator[DocumentStore]:
-    with DocumentStore.open(folder, HashEmbedder()) as store:
-        for number, text in enumerate(TEXTS):
-            store.add_text(f"{number}.txt", text, zone=side)
-        yield store
-
-
 @asynccontextmanager
 async def serving(
     folder: Path, rows: int | None, *, max_positions: int = 1024
 ) -> AsyncIterator[tuple[Node, FakeEngine]]:
     engine = FakeEngine(1, spread=0.3, max_positions=max_positions, capacity_rows=rows)
-    with store_in(folder) as store:
-        async with asyncio.timeout(60), Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
+    with stores_of(folder, {"cloud": TEXTS}) as stores:
+        model = LoadedModel(engine, ByteTokenizer())
+        async with asyncio.timeout(60), Node("cloud", model, stores["cloud"]) as node:
             yield node, engine
     assert not [seq for seq in range(1, 400) if engine.length(SeqId(seq))], "rows leaked"
 
@@ -132,9 +123,9 @@ async def joint_answers(folder: Path, rows: int | None, count: int) -> list[tupl
         side: LoadedModel(FakeEngine(number, spread=0.3, capacity_rows=rows), ByteTokenizer())
         for number, side in enumerate(SIDES)
     }
-    with store_in(folder / "cloud", "cloud") as public, store_in(folder / "device", "device") as private:
-        cloud = Node("cloud", models["cloud"], public)
-        device = Node("device", models["device"], private, NodeParts(company=Company(asks=open_gate())))
+    with stores_of(folder, dict.fromkeys(SIDES, TEXTS)) as stores:
+        cloud = Node("cloud", models["cloud"], stores["cloud"])
+        device = Node("device", models["device"], stores["device"], NodeParts(company=Company(asks=open_gate())))
         async with side_by_side(Bench(cloud, device)):
 
             async def one(number: int) -> tuple[str, str, str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from random import Random
 
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.errors import ConfigError
 from paceline.runtime.link.emulation import MAX_IN_FLIGHT, Emulation, Shaper, emulated
 from paceline.runtime.link.transport import TransportClosed
+from tests.runtime.link.test_connection import pipes
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -82,44 +82,21 @@ def test_a_loss_delays_by_the_retransmission() -> None:
 
 
 # ---- in front of a transport ----------------------------------------------------------------------------------------
-class Wire:
-    """A transport that records what is sent, and returns scripted messages."""
-
-    def __init__(self) -> None:
-        self.sent: list[object] = []
-        self.incoming: asyncio.Queue[bytes | TransportClosed] = asyncio.Queue()
-        self.aborted = False
-
-    async def send_bytes(self, data: bytes) -> None:
-        self.sent.append(data)
-
-    async def recv_bytes(self) -> bytes:
-        item = await self.incoming.get()
-        if isinstance(item, bytes):
-            return item
-        raise item
-
-    async def close(self, code: int, reason: str) -> None:
-        self.sent.append((code, reason))
-
-    def abort(self) -> None:
-        self.aborted = True
-
-
 @pytest.mark.anyio
 async def test_messages_and_the_close_are_delayed_in_order() -> None:
-    wire = Wire()
+    wire, other = pipes()
     async with emulated(wire, Emulation(rtt=0.02, rate=1e6)) as transport:
         await transport.send_bytes(b"x" * 100)
         await transport.send_bytes(b"y" * 50)
         assert wire.sent == []
         await transport.close(4000, "bye")
-    assert wire.sent == [b"x" * 100, b"y" * 50, (4000, "bye")]
+    assert wire.sent == [b"x" * 100, b"y" * 50] and wire.said_goodbye == (4000, "bye")
+    assert isinstance([other.incoming.get_nowait() for _ in range(3)][-1], TransportClosed), "behind them"
 
 
 @pytest.mark.anyio
 async def test_a_sender_waits_while_too_many_bytes_are_in_flight() -> None:
-    wire = Wire()
+    wire, _ = pipes()
     async with emulated(wire, Emulation(rate=80e6)) as transport:
         await transport.send_bytes(b"x" * MAX_IN_FLIGHT)
         await transport.send_bytes(b"y")
@@ -128,7 +105,7 @@ async def test_a_sender_waits_while_too_many_bytes_are_in_flight() -> None:
 
 @pytest.mark.anyio
 async def test_no_emulation_is_the_transport_itself() -> None:
-    wire = Wire()
+    wire, _ = pipes()
     for nothing in (None, Emulation(), Emulation.parse("forward=60ms,row=1ms")):
         async with emulated(wire, nothing) as transport:
             assert transport is wire

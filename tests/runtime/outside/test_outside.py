@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from paceline.core.policy import DocumentRule, Grant, Pattern, Policy
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import EndpointError, RequestError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime import endpoint as endpoint_module
 from paceline.runtime.endpoint import OutsideEndpoint
@@ -36,7 +34,7 @@ from paceline.runtime.workflows.run import Tools
 from paceline.strategies.base import SIDES, Side
 from paceline.workflow.profiles import WINDOW
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
 
 pytestmark = pytest.mark.anyio
 
@@ -135,12 +133,7 @@ async def rig(
     stranger.url = f"http://127.0.0.1:{port}/v1"
     endpoint = OutsideEndpoint(stranger.url, "their-model", KEY)
     texts = {"device": "The garden key is with XYZZY.", "cloud": "Anna Berg keeps the museum garden and its key."}
-    with ExitStack() as stack:
-        stores = {
-            side: stack.enter_context(DocumentStore.open(folder / side, HashEmbedder(), side=side)) for side in SIDES
-        }
-        for side, store in stores.items():
-            store.add_text("note.md", texts[side], zone=side)
+    with stores_of(folder, {side: {"note.md": texts[side]} for side in SIDES}) as stores:
 
         def node(side: Side) -> Node:
             guard = None if policy is None else PolicyGuard(side, policy, names=str)

@@ -17,8 +17,8 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
@@ -35,13 +35,12 @@ from paceline.engine.remote.opening import open_remote
 from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.node import Node
-from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.core.chi_square import sigmas
 from tests.e2e.pair import Pair, running_pair
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import collect, linked
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -193,15 +192,6 @@ async def speeds(node: Node, text: Tokenizer, url: str, clients: int, count: int
                 f"directly {rates[1][0]:.1f} ({rates[1][1]:.2f} ms)"
             )
     return f"streamed by {clients}: {sorted(ratios)[1]:.2f} of the server's own tokens/s"
-
-
-@asynccontextmanager
-async def linked(far: ServedModel, model: Path) -> AsyncIterator[Node]:
-    """A cloud on these servers, linked with a device that runs the same model."""
-    near = load_model(model, dtype="float32", threads=1)
-    cloud, device = Node("cloud", far, None), Node("device", near, None, NodeParts(company=Company(asks=open_gate())))
-    async with side_by_side(Bench(cloud, device), within_s=None):
-        yield cloud
 
 
 async def drafted(cloud: Node, text: Tokenizer, url: str, prompts: Sequence[str], count: int) -> str:
@@ -358,12 +348,13 @@ async def main() -> None:
         found: RemoteModel = open_remote([url], given.model, text, name="model")
         typer.echo(str(found.abilities))
         if {"drafts", "sampled", "coin"} & {*parts}:
-            async with linked(ServedModel(found, text), given.model) as cloud:
+            near = load_model(given.model, dtype="float32", threads=1)
+            async with linked(ServedModel(found, text), near, within_s=None) as bench:
                 if "drafts" in parts:
-                    typer.echo(await drafted(cloud, text, url, PROMPTS[: given.prompts], given.tokens))
+                    typer.echo(await drafted(bench.cloud, text, url, PROMPTS[: given.prompts], given.tokens))
                 for part, strategy in (("sampled", "draft_verify"), ("coin", "aggregate")):
                     if part in parts:
-                        typer.echo(await sampled(cloud, found, text, strategy, given.seeds))
+                        typer.echo(await sampled(bench.cloud, found, text, strategy, given.seeds))
         if {"texts", "speeds"} & {*parts}:
             far = open_remote([url], given.model, text, name="model")
             async with Node("cloud", ServedModel(far, text), None) as node:

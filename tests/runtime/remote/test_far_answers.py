@@ -16,15 +16,14 @@ import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
 from paceline.engine.base import LoadedModel, ModelInfo, ServedModel
-from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.engine.remote.opening import open_remote
 from paceline.errors import EngineError, EngineRefusal
 from paceline.runtime.node import Node
-from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from tests.requests import a_request, changed
 from tests.runtime.remote.standin import LEAST, Server, StandIn, installed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side
+from tests.runtime.test_node import collect, linked
 
 pytestmark = pytest.mark.anyio
 
@@ -41,16 +40,6 @@ async def far_node(stand_in: StandIn, *hosts: str) -> AsyncIterator[Node]:
             for server in stand_in.servers.values():
                 server.calls.clear()
             yield node
-
-
-@asynccontextmanager
-async def linked(model: ServedModel) -> AsyncIterator[Bench]:
-    """A cloud with this model and a device with a fake one of its own, linked."""
-    near = LoadedModel(FakeEngine(2, spread=0.3), ByteTokenizer())
-    device = Node("device", near, None, NodeParts(company=Company(asks=open_gate())))
-    bench = Bench(Node("cloud", model, None), device)
-    async with side_by_side(bench):
-        yield bench
 
 
 async def here(request: GenerateRequest, strategy: str = "autoregressive") -> str:
@@ -158,7 +147,7 @@ async def test_a_device_and_far_servers_write_what_a_device_and_a_cloud_write(
         far = ServedModel(open_remote(urls, Path(), words, name="fake"), words)
         near = LoadedModel(FakeEngine(seed=1, spread=0.3), words)
         for model in (far, near):
-            async with linked(model) as bench:
+            async with linked(model, fake_model(2, 0.3)) as bench:
                 text, done = await collect(await getattr(bench, front).prepare(request))
                 texts.append(text)
             assert done.strategy == strategy and done.degraded is None
@@ -182,7 +171,7 @@ async def test_the_report_tells_that_the_cloud_s_tokens_are_approximate(front: s
     request = changed(ASKED, sampling=SamplingParams(seed=5, temperature=1.8), strategy="draft_verify", max_tokens=40)
     with installed(stand_in, "one") as urls:
         model = ServedModel(open_remote(urls, Path(), words, name="fake"), words) if far else LoadedModel(engine, words)
-        async with linked(model) as bench:
+        async with linked(model, fake_model(2, 0.3)) as bench:
             _, done = await collect(await getattr(bench, front).prepare(request))
     why = "the model's server tells only the likeliest tokens" if far else "its rows depend on others"
     assert done.strategy == "draft_verify" and not model.engine.info.is_exact
@@ -197,7 +186,8 @@ async def test_what_is_lost_in_mid_answer_is_gone_on_without(strategy: str, fron
     request = changed(ASKED, strategy=strategy, max_tokens=40, seeded=False)
     stand_in, words = StandIn(), ByteTokenizer()
     with installed(stand_in, "one") as urls:
-        async with linked(ServedModel(open_remote(urls, Path(), words, name="fake"), words)) as bench:
+        far = ServedModel(open_remote(urls, Path(), words, name="fake"), words)
+        async with linked(far, fake_model(2, 0.3)) as bench:
             session, tokens, done = await getattr(bench, front).prepare(request), 0, None
             with (
                 pytest.raises(EngineRefusal, match="none of the model's servers answers")

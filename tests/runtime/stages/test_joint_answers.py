@@ -14,7 +14,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest
 from tests.requests import a_request
 from tests.runtime.stages.rig import DEMO, even_spans, rig
-from tests.runtime.test_node import Bench, collect, side_by_side
+from tests.runtime.test_node import collect, linked
 
 QUESTION = ({"role": "user", "content": "What is the capital of France?"},)
 
@@ -41,8 +41,7 @@ async def answered(node: Node, request: GenerateRequest) -> tuple[str, str, str 
 
 async def texts(cloud_model: ServedModel, device_model: LoadedModel) -> list[tuple[str, str, str | None]]:
     """The answers to every request, asked at the device."""
-    bench = Bench(Node("cloud", cloud_model, None), Node("device", device_model, None))
-    async with side_by_side(bench, within_s=300):
+    async with linked(cloud_model, device_model, within_s=300) as bench:
         return [await answered(bench.device, request) for request in requests()]
 
 
