@@ -73,9 +73,7 @@ WAYS: Final[Sequence[tuple[Side, Mapping[str, Any]]]] = (
 async def pair(folder: Path, *, same: bool) -> AsyncIterator[Bench]:
     """Two linked nodes with documents. same: of one model."""
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(3), "device": GatedEngine(3 if same else 4)}
-    with stores_of(
-        folder, {side: {f"{at}.txt": text for at, text in enumerate(TEXTS[side])} for side in SIDES}
-    ) as stores:
+    with stores_of(folder, TEXTS) as stores:
         nodes = {}
         for side, engine in engines.items():
             engine.open = True
