@@ -75,18 +75,18 @@ def text_of(tokens: list[int]) -> str:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("first", range(0, LENGTH, 2))
 async def test_the_text_is_the_devices_up_to_where_it_grows_unsure_and_the_clouds_behind(
-    first: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+    temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every token; what it is unsure of before it has told anything is the cloud's from the first one on."""
+    request = changed(ASKED, sampling=replace(ASKED.wish.sampling, temperature=temperature))
+    alone = reference(request, "device")
     async with pair(monkeypatch) as (bench, _):
-        for at in (first, first + 1):
-            request = changed(ASKED, sampling=replace(ASKED.wish.sampling, temperature=temperature))
+        for at in range(LENGTH):
             unsure_at(monkeypatch, at)
             text, done = await collect(await bench.device.prepare(request))
             own = at if at >= HELD else 0
-            expected = reference(request, "cloud", tuple(reference(request, "device")[:own]))
+            expected = reference(request, "cloud", tuple(alone[:own]))
             assert (text, done.completion_tokens, done.degraded) == (text_of(expected), LENGTH, None), at
             assert done.handoff is not None and done.strategy == "draft_verify"
             assert (done.handoff.decided, done.handoff.at, done.handoff.saved_cloud_tokens) == ("cloud", own, own)
