@@ -6,6 +6,7 @@ import httpx
 import openai
 import pytest
 
+from tests.api.real import serving_node
 from tests.api.scripted import Script, ScriptedService, answering, client_of, serving
 
 BODY: dict[str, object] = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
@@ -47,3 +48,10 @@ def client(url: str) -> Iterator[openai.OpenAI]:
     """OpenAI's own, at the server whose `url` the test has."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def node_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real node, for tests that do not disturb each other."""
+    with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
+        yield url

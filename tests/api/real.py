@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+import pytest
+
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.base import LoadedModel
@@ -13,7 +16,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
-from tests.api.scripted import running
+from tests.api.scripted import client_of, running
 
 MAX_POSITIONS = 1024
 
@@ -28,3 +31,16 @@ def serving_node(directory: Path, engine: FakeEngine | None = None) -> Iterator[
             yield url, engine
     engine.check()
     assert not engine._rows, "rows were not released"
+
+
+@pytest.fixture
+def url(node_url: str) -> str:
+    """For modules that import it: their server is the node that all tests share."""
+    return node_url
+
+
+@pytest.fixture
+def http(node_url: str) -> Iterator[httpx.Client]:
+    """Likewise."""
+    with client_of(node_url) as client:
+        yield client

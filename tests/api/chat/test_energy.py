@@ -5,7 +5,8 @@ from __future__ import annotations
 import httpx
 
 from paceline.core.energy import Energy, EnergyUse
-from tests.api.chat.test_output import stream, whole
+from tests.api.chat.test_output import stream
+from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import Script, ScriptedService, TextDelta, done
 
@@ -22,19 +23,13 @@ REPORTED = {
 
 
 def test_a_report_has_the_joules_of_the_side_and_their_source(http: httpx.Client, service: ScriptedService) -> None:
-    def script() -> Script:
-        return Script([TextDelta("Hi", 2), done(energy={"device": USE}, completion_tokens=2)])
-
-    service.script = script()
-    assert stream(http, paceline={"report": True})[-1]["paceline"]["energy"] == REPORTED
-    service.script = script()
-    assert whole(http, paceline={"report": True})["paceline"]["energy"] == REPORTED
-    service.script = script()
-    body = {"model": "scripted", "prompt": [1, 2], "paceline": {"report": True}}
-    assert http.post("/v1/completions", json=body).json()["paceline"]["energy"] == REPORTED
-    service.script = script()
-    body = {"model": "scripted", "input": "Hi", "paceline": {"report": True}}
-    assert http.post("/v1/responses", json=body).json()["paceline"]["energy"] == REPORTED
+    service.script = Script([TextDelta("Hi", 2), done(energy={"device": USE}, completion_tokens=2)])
+    report = {"paceline": {"report": True}}
+    assert stream(http, **report)[-1]["paceline"]["energy"] == REPORTED
+    asked = {"completions": {"prompt": [1, 2]}, "responses": {"input": "Hi"}, "chat/completions": BODY}
+    for path, fields in asked.items():
+        answer = http.post(f"/v1/{path}", json={"model": "scripted", **fields, **report})
+        assert answer.json()["paceline"]["energy"] == REPORTED
 
 
 def test_a_budget_reaches_the_strategy(http: httpx.Client, service: ScriptedService) -> None:

@@ -83,7 +83,10 @@ def test_usage_comes_once_in_a_last_chunk_without_choices(http: httpx.Client, se
     assert (details["accepted_prediction_tokens"], details["rejected_prediction_tokens"]) == (3, 2)
     assert last["usage"] == whole(http)["usage"]
     several = whole(http, n=3)["usage"]
-    assert several["prompt_tokens"] == 7 and several["prompt_tokens_details"]["cached_tokens"] == 4, "one prompt"
+    assert (several["prompt_tokens"], several["completion_tokens"]) == (7, 9), "one prompt"
+    assert several["prompt_tokens_details"]["cached_tokens"] == 4
+    *_, last = stream(http, n=3, stream_options={"include_usage": True})
+    assert last["usage"]["completion_tokens"] == 9
 
 
 def test_headers_keep_proxies_from_holding_the_stream_back(http: httpx.Client) -> None:
@@ -92,18 +95,7 @@ def test_headers_keep_proxies_from_holding_the_stream_back(http: httpx.Client) -
     assert headers["cache-control"] == "no-cache" and headers["x-accel-buffering"] == "no"
     assert headers["x-request-id"].startswith("req_") and float(headers["openai-processing-ms"]) >= 0
     assert "content-encoding" not in headers
-
-
-def test_every_choice_is_streamed_whole_under_its_index(http: httpx.Client) -> None:
-    chunks = stream(http, n=3, stream_options={"include_usage": True})
-    texts = ["", "", ""]
-    reasons: list[object] = [None, None, None]
-    for chunk in chunks[:-1]:
-        (choice,) = chunk["choices"]
-        texts[choice["index"]] += choice["delta"].get("content", "")
-        reasons[choice["index"]] = reasons[choice["index"]] or choice["finish_reason"]
-    assert texts == ["Hello there."] * 3 and reasons == ["stop"] * 3
-    assert (chunks[-1]["usage"]["prompt_tokens"], chunks[-1]["usage"]["completion_tokens"]) == (7, 9)
+    assert "connection" not in headers, "that is the server's business, which may be about to close it"
 
 
 def test_a_report_has_lanes_strategy_and_citations(http: httpx.Client, service: ScriptedService) -> None:
@@ -163,12 +155,6 @@ def test_logprobs_carry_bytes_that_join_to_the_text(http: httpx.Client, service:
     assert [item["top_logprobs"][0]["bytes"] for item in content] == [[0xC3], [0xA9]]
     chunks = stream(http, logprobs=True, top_logprobs=1)
     assert [chunk["choices"][0]["logprobs"] for chunk in chunks[1:-1]] == [{"content": content, "refusal": None}]
-
-
-def test_characters_are_sent_as_they_are(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script(answering("日本\n\n", "data: [DONE]\n\n", "🚲"))
-    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in stream(http))
-    assert text == "日本\n\ndata: [DONE]\n\n🚲" == whole(http)["choices"][0]["message"]["content"]
 
 
 def test_a_piece_without_text_is_no_chunk(http: httpx.Client, service: ScriptedService) -> None:

@@ -20,7 +20,7 @@ from tests.api.chat.test_output import stream, whole
 from tests.api.chat.test_tools import TOOLS, joined
 from tests.api.scripted import client_of, running
 
-FEW = ("Größe, naïve, façade", "उत्तर बयालीस है", "👩‍👩‍👧‍👦🏳️‍🌈😀")
+FEW = ("Größe\n\ndata: [DONE]\n\nnaïve", "उत्तर बयालीस है", "👩‍👩‍👧‍👦🏳️‍🌈😀")
 GREEDY: dict[str, object] = {"model": "fake", "temperature": 0}
 FROB: dict[str, object] = {"type": "frob"}
 

@@ -136,10 +136,8 @@ def test_tool_choice_limits_the_functions(
     assert [one["name"] for one in held["tools"]] == names
     assert (held["required"], held["parallel"]) == (required, parallel)
     assert all(name in request.prompt.messages[0]["content"] for name in ("weather", "time")), "all are described"
-    assert (
-        constraint(asked(http, service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False))["parallel"]
-        is False
-    )
+    alone = asked(http, service, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False)
+    assert constraint(alone)["parallel"] is False
 
 
 def test_tools_that_may_not_be_called_are_not_described(http: httpx.Client, service: ScriptedService) -> None:
@@ -209,43 +207,25 @@ def test_earlier_calls_of_an_assistant_are_accepted(http: httpx.Client, service:
         assert text in asked(http, service, messages=messages).prompt.messages[1]["content"]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "kind", "text"),
-    [
+def test_a_format_is_a_constraint_and_a_call_may_come_instead(http: httpx.Client, service: ScriptedService) -> None:
+    cases: list[tuple[Json, str, str]] = [
         ({"type": "json_object"}, "json_object", ""),
         (schema_format(schema=CITY, strict=True), "json_schema", json.dumps(CITY)),
         (schema_format(schema={"enum": [None, "é"]}, strict=None), "loose_schema", '{"enum": [null, "é"]}'),
-    ],
-)
-def test_a_format_is_a_constraint(
-    http: httpx.Client, service: ScriptedService, wanted: Json, kind: str, text: str
-) -> None:
-    held = asked(http, service, response_format=wanted).output.constraint
-    assert held is not None and (held.kind, held.text) == (kind, text)
-    assert text in service.requests[0].prompt.messages[0]["content"], "the model knows what it is held to"
-    with_tools = asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="none").output.constraint
-    assert with_tools == held
-    assert constraint(asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required"))["required"]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "content"),
-    [
-        ({"type": "json_object"}, {"kind": "json_object", "text": ""}),
-        (schema_format(schema=CITY), {"kind": "loose_schema", "text": json.dumps(CITY)}),
-        ({"type": "text"}, None),
-    ],
-)
-def test_an_answer_of_a_format_may_be_a_call_instead(
-    http: httpx.Client, service: ScriptedService, wanted: Json, content: Json | None
-) -> None:
-    request = asked(http, service, response_format=wanted, tools=TOOLS)
-    assert constraint(request).get("content") == content
-    assert "content" not in constraint(
-        asked(http, service, response_format=wanted, tools=TOOLS, tool_choice="required")
-    )
-    description = request.prompt.messages[0]["content"]
-    assert "<tools>" in description and ("Answer with JSON" in description) is (wanted["type"] == "json_schema")
+    ]
+    for wanted, kind, text in cases:
+        held = asked(http, service, response_format=wanted).output.constraint
+        assert held is not None and (held.kind, held.text) == (kind, text)
+        assert text in service.requests[0].prompt.messages[0]["content"], "the model knows what it is held to"
+        fields: Json = {"response_format": wanted, "tools": TOOLS}
+        assert asked(http, service, **fields, tool_choice="none").output.constraint == held
+        required = constraint(asked(http, service, **fields, tool_choice="required"))
+        assert required["required"] and "content" not in required
+        request = asked(http, service, **fields)
+        assert constraint(request)["content"] == {"kind": kind, "text": text}
+        description = request.prompt.messages[0]["content"]
+        assert "<tools>" in description and ("Answer with JSON" in description) is (wanted["type"] == "json_schema")
+    assert "content" not in constraint(asked(http, service, response_format={"type": "text"}, tools=TOOLS))
 
 
 # ---- the answer to the client ---------------------------------------------------------------------------------------
@@ -316,6 +296,7 @@ def test_every_choice_has_its_own_calls(http: httpx.Client, service: ScriptedSer
     for index in range(3):
         own = [chunk for chunk in chunks if chunk["choices"][0]["index"] == index]
         assert without_ids(joined(own)) == without_ids(answers[index]["message"])
+        assert [reason for chunk in own if (reason := chunk["choices"][0]["finish_reason"])] == ["tool_calls"]
 
 
 @pytest.mark.parametrize(("choice", "reason"), [("auto", "function_call"), ({"name": "weather"}, "stop")])

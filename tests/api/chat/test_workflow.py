@@ -18,11 +18,6 @@ LINES = (
 )
 
 
-def script() -> Script:
-    steps = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
-    return Script([*steps, TextDelta("Hi", 2), done(steps=(STEP, FAILED))])
-
-
 @pytest.mark.parametrize(
     ("model", "extension", "asked"),
     [
@@ -40,50 +35,34 @@ def test_a_workflow_is_asked_for_by_field_or_name(
     assert service.requests[-1].sources.workflow == asked
 
 
-def test_the_list_has_a_switch_for_each_workflow_after_the_models(http: httpx.Client, service: ScriptedService) -> None:
-    listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
-    plain = [model.name for model in service.models()]
-    assert listed[: len(plain)] == plain
-    assert [name for name in listed if name.startswith(f"{MODEL.name}:")] == [
-        f"{MODEL.name}:{switch}" for switch in ("plain", "local-only", *service.workflows())
-    ]
-
-
-def test_research_is_no_switch_where_it_cannot_be_done(
+def test_the_list_has_a_switch_for_each_workflow_that_can_be_done_after_the_models(
     http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "workflows", lambda: ("fast", "advanced"))
-    listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
-    assert f"{MODEL.name}:advanced" in listed and f"{MODEL.name}:research" not in listed
+    plain = [model.name for model in service.models()]
+    for workflows in (service.workflows(), ("fast", "advanced")):
+        monkeypatch.setattr(service, "workflows", lambda known=workflows: known)
+        listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
+        assert listed[: len(plain)] == plain
+        assert [name for name in listed if name.startswith(f"{MODEL.name}:")] == [
+            f"{MODEL.name}:{switch}" for switch in ("plain", "local-only", *workflows)
+        ]
 
 
-@pytest.mark.parametrize(
-    ("param", "body"),
-    [
-        ("paceline.workflow", {"paceline": {"workflow": "slow"}}),
-        ("paceline.workflow", {"model": f"{MODEL.name}:fast", "paceline": {"workflow": "research"}}),
-    ],
-)
-def test_a_workflow_that_means_nothing_is_refused(
-    http: httpx.Client, service: ScriptedService, param: str, body: dict[str, object]
-) -> None:
-    assert fault(post(http, **body))["param"] == param
+def test_a_workflow_that_means_nothing_is_refused(http: httpx.Client, service: ScriptedService) -> None:
+    prompt = {"model": MODEL.name, "prompt": "Hi", "paceline": {"workflow": "fast"}}
+    for refused in (post(http, paceline={"workflow": "slow"}), http.post("/v1/completions", json=prompt)):
+        assert fault(refused)["param"] == "paceline.workflow"
     assert not service.requests
 
 
-def test_a_prompt_has_no_workflow(http: httpx.Client) -> None:
-    body = {"model": MODEL.name, "prompt": "Hi", "paceline": {"workflow": "fast"}}
-    assert fault(http.post("/v1/completions", json=body))["param"] == "paceline.workflow"
-
-
 def test_steps_are_reasoning_in_a_stream_and_as_a_whole(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = script()
+    steps = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
+    service.script = Script([*steps, TextDelta("Hi", 2), done(steps=(STEP, FAILED))])
     chunks = stream(http, paceline={"workflow": "advanced", "steps": True})
     deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == LINES
     assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
     told = [chunk["paceline"]["step"]["unit"] for chunk in chunks if "step" in chunk.get("paceline", {})]
     assert told == ["engine 0", "link"]
-    service.script = script()
     message = whole(http, paceline={"workflow": "advanced", "steps": True})["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == ("Hi", LINES)

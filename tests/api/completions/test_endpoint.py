@@ -6,7 +6,6 @@ import json
 import math
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,6 @@ from tests.api.scripted import WAIT, client_of
 
 PROMPT = "Once upon a time, in Käsmu 🚲"
 ROUTE = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
-        yield url
-
-
-@pytest.fixture
-def http(url: str) -> Iterator[httpx.Client]:
-    with client_of(url) as client:
-        yield client
 
 
 def asked(**more: object) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import base64
 import gzip
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -19,23 +19,9 @@ from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.runtime.node import MAX_TOKENS
 from tests.api.generation.test_request import fault
-from tests.api.real import serving_node
-from tests.api.scripted import client_of
 
 ROUTE = "/v1/embeddings"
 TEXTS = ["The tide is low.", "Ein Fahrrad 🚲 am Ufer", "tide"]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with serving_node(tmp_path_factory.mktemp("store")) as (url, _):
-        yield url
-
-
-@pytest.fixture
-def http(url: str) -> Iterator[httpx.Client]:
-    with client_of(url) as client:
-        yield client
 
 
 def test_the_clients_default_gives_the_embedders_vectors_in_order(client: openai.OpenAI) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from paceline.api.generation.streaming import EventStream
+from paceline.api.http import body as http_body
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
 from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import Script, ScriptedService, Signal, answering, done
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, done
 
 
 def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
@@ -56,18 +60,23 @@ def test_a_failure_before_the_first_token_is_a_plain_answer(http: httpx.Client, 
             assert "secret" not in str(told)
 
 
-@pytest.mark.parametrize("error", [LinkClosed("The device has gone."), ZeroDivisionError("secret")])
-def test_a_failure_after_the_first_token_is_an_event_in_the_stream(
-    http: httpx.Client, service: ScriptedService, error: Exception
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_a_failure_after_the_first_token_is_the_last_event_of_the_stream(
+    http: httpx.Client, service: ScriptedService, path: str
 ) -> None:
-    service.script = Script([TextDelta("a", 1), error])
-    response = post(http, stream=True, stream_options={"include_usage": True})
-    assert response.status_code == 200
-    *chunks, failure, last = events(response.text)
-    assert last == "[DONE]"
-    assert set(json.loads(failure)["error"]) == {"message", "type", "param", "code"}
-    assert "secret" not in failure
-    assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+    for error in (LinkClosed("The device has gone."), ZeroDivisionError("secret")):
+        service.script = Script([TextDelta("a", 1), error])
+        response = http.post(path, json=BODY | {"stream": True, "max_tokens": 9})
+        assert response.status_code == 200 and "secret" not in response.text
+        if path == "/v1/chat/completions":
+            *chunks, failure, last = events(response.text)
+            assert last == "[DONE]" and set(json.loads(failure)["error"]) == {"message", "type", "param", "code"}
+            assert all(json.loads(chunk)["choices"][0]["finish_reason"] is None for chunk in chunks)
+        elif path == "/v1/messages":
+            last = json.loads(response.text.rpartition("data: ")[2])
+            assert last["type"] == "error" and last["error"]["type"] in ("overloaded_error", "api_error")
+        else:
+            assert set(json.loads(response.text.splitlines()[-1])) == {"error"}
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "error"])
@@ -84,6 +93,25 @@ def test_a_choice_that_fails_ends_the_others(http: httpx.Client, service: Script
     service.script = Script([EngineError("Out of memory.")])
     fault(post(http, n=3), 500)
     assert service.script.ended.wait()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_what_must_be_refused_is_refused_before_its_body_comes(
+    url: str, service: ScriptedService, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    async def full(_: str) -> None:
+        raise RequestError("Full.", status=429, type="rate_limit_error", code="rate_limit_exceeded")
+
+    monkeypatch.setattr(service, "wait_for_room", full)
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), WAIT) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n".encode())
+        answer = b""
+        while b"rate_limit_exceeded" not in answer and (part := client.recv(65_536)):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 429 ") and b"retry-after:" in answer.lower()
+    assert b"rate_limit_exceeded" in answer
+    assert not service.requests
 
 
 def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
@@ -126,3 +154,25 @@ def test_a_client_that_stops_reading_a_stream_and_leaves_is_noticed(url: str, se
             if "xxxx" in line:
                 break
     assert script.ended.wait()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("unread", range(3), ids=["the headers", "a piece", "the end"])
+async def test_a_client_that_reads_no_more_counts_as_gone(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_body, "READ_S", 0.02)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        if len(sent) == unread:
+            await asyncio.Event().wait()  # until what is buffered has been read
+        sent.append(message)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    stream = EventStream(iter([b"data: 1\n\n"]), keep_alive=15.0)
+    with pytest.raises(http_body.ClientGoneError):
+        async with asyncio.timeout(WAIT):
+            await stream({"type": "http", "method": "GET"}, receive, send)
+    assert len(sent) == unread

@@ -17,13 +17,22 @@ from hypothesis import strategies as st
 
 from paceline.api.app import create_app, include
 from paceline.api.http import logs
-from paceline.api.http.admission import MAX_OPEN_PER_ADDRESS, DoorLimits, Doors, Visitor, client_address, networks
+from paceline.api.http.admission import (
+    MAX_ACTIVE,
+    MAX_OPEN_PER_ADDRESS,
+    DoorLimits,
+    Doors,
+    Visitor,
+    client_address,
+    networks,
+)
 from paceline.api.http.auth import Keyring
 from paceline.api.http.body import Schema, within
 from paceline.api.http.logs import PAUSE_S, Seldom, quieten
 from paceline.api.http.routing import OpenRoute
-from paceline.api.http.server import MAX_CONNECTIONS, connections_within
+from paceline.api.http.server import MAX_CONNECTIONS, MAX_FILES, connections_within
 from paceline.errors import RequestError
+from paceline.runtime.admission import MAX_ANSWERS
 from tests.api.scripted import WAIT, ScriptedService, running
 from tests.clocks import read_from
 
@@ -251,6 +260,11 @@ async def test_a_storm_of_failed_accepts_is_one_line(caplog: pytest.LogCaptureFi
         loop.set_exception_handler(before)
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2 and "Too many files" in lines[0] and "another fault" in lines[1]
+
+
+def test_a_thousand_streams_fit_below_every_limit() -> None:
+    """Each limit is above the one inside it, so that the innermost refuses, with its own message."""
+    assert 1000 <= MAX_ANSWERS < MAX_ACTIVE < MAX_CONNECTIONS < MAX_FILES
 
 
 @pytest.mark.parametrize(("files", "connections"), [(64, 32), (1024, 512), (4096, MAX_CONNECTIONS), (1 << 20, 2048)])

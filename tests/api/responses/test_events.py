@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,23 +23,24 @@ FIRST: dict[str, object] = {"id": "resp_1", "status": "in_progress", "output": [
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
-def encoder(calls: bool = False) -> ResponseEvents:
-    numbers = itertools.count()
+def encoder(calls: bool = False, ids: Sequence[str] = ()) -> ResponseEvents:
+    """ids: of its first items; further ones are numbered."""
+    waiting, numbers = list(ids), itertools.count(len(ids))
     return ResponseEvents(
         FIRST,
         reader=AnswerReader(ToolCallParser() if calls else None),
-        new_id=lambda prefix: f"{prefix}_{next(numbers)}",
+        new_id=lambda prefix: waiting.pop(0) if waiting else f"{prefix}_{next(numbers)}",
         clock=lambda: 1234,
         extension=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},
     )
 
 
-def events_of(generated: list[GenerateEvent], calls: bool = False) -> list[Event]:
-    one = encoder(calls)
+def events_of(generated: Sequence[GenerateEvent], calls: bool = False, ids: Sequence[str] = ()) -> list[Event]:
+    one = encoder(calls, ids)
     return [*one.begin(), *(event for each in generated for event in one.take(each))]
 
 
-def rows_of(events: list[Event]) -> list[EventRow]:
+def rows_of(events: Sequence[Event]) -> list[EventRow]:
     return [EventRow(index, kind, encode_json(body)) for index, (kind, body) in enumerate(events)]
 
 

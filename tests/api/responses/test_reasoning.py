@@ -7,14 +7,10 @@ import pytest
 
 from paceline.api.responses.events import close_interrupted, replay
 from paceline.runtime.service import GenerateEvent, TextDelta
-from tests.api.chat.test_workflow import FAILED, STEP
+from tests.api.chat.test_workflow import FAILED, LINES, STEP
 from tests.api.responses.test_events import CALL, events_of, final_of, rows_of
 from tests.api.scripted import MODEL, Script, ScriptedService, done
 
-LINES = [
-    "rewrite, 0.25 s on engine 0: Where is the broom?\n",
-    "search far (failed), 1.00 s on link: the other side's documents are not read\n",
-]
 STEPS: list[GenerateEvent] = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
 
 
@@ -28,7 +24,7 @@ def test_steps_are_one_item_before_the_answer(texts: list[str], calls: bool) -> 
     ]
     reasoning, answer = final_of(events)["output"]
     assert (reasoning["type"], reasoning["status"]) == ("reasoning", "completed")
-    assert [part["text"] for part in reasoning["summary"]] == LINES
+    assert [part["text"] for part in reasoning["summary"]] == LINES.splitlines(keepends=True)
     assert answer["type"] == ("function_call" if calls else "message")
     assert [body["output_index"] for _, body in events if "output_index" in body] == sorted(
         body["output_index"] for _, body in events if "output_index" in body
@@ -45,7 +41,7 @@ def test_an_interrupted_reasoning_keeps_its_steps() -> None:
     assert replay(rows[:-1])["output"] == replay(rows)["output"]
     (last,) = close_interrupted(rows[:6])
     (item,) = replay([last])["output"]
-    assert (item["status"], [part["text"] for part in item["summary"]]) == ("incomplete", LINES[:1])
+    assert (item["status"], [part["text"] for part in item["summary"]]) == ("incomplete", LINES.splitlines(True)[:1])
 
 
 def test_a_response_has_reasoning_where_steps_are_told(http: httpx.Client, service: ScriptedService) -> None:

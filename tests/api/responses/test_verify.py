@@ -148,9 +148,11 @@ def test_what_it_was_asked_from_or_has_read_may_be_gone(tmp_path: Path) -> None:
 def test_another_key_is_told_nothing(shared: tuple[httpx.Client, Path]) -> None:
     client, _ = shared
     response = asked(client)
-    other = client.post(f"/v1/responses/{response}/verify", headers={"authorization": "Bearer pace-two"})
+    stranger = {"authorization": "Bearer pace-two"}
+    other = client.post(f"/v1/responses/{response}/verify", headers=stranger)
+    followed = client.get(f"/v1/responses/{response}?stream=true", headers=stranger)
     unknown = client.post("/v1/responses/resp_none/verify")
-    assert other.status_code == unknown.status_code == 404
+    assert other.status_code == followed.status_code == unknown.status_code == 404
     assert by_command(client, response, "--key", "pace-two").exit_code == 1
 
 

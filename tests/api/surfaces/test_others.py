@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import httpx
 import pytest
 
 from paceline.api.http.errors import ABSENT
 from tests.api.generation.test_request import fault
-from tests.api.real import serving_node
 from tests.api.scripted import ScriptedService, client_of, serving
 
 DOCUMENTS = ["cats sleep", "when does it open", "it does"]
@@ -34,15 +31,14 @@ def test_what_cannot_be_ranked_is_refused_by_name(http: httpx.Client) -> None:
         assert fault(refused, 404 if "model" in fields else 400)["param"] in fields
 
 
-def test_a_side_without_a_reranker_says_what_to_do(tmp_path: Path) -> None:
-    with serving_node(tmp_path) as (url, _), client_of(url) as http:
-        refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-        assert "[tuning]" in str(fault(refused, 404)["message"])
+def test_a_side_without_a_reranker_says_what_to_do(node_url: str) -> None:
+    refused = httpx.post(f"{node_url}/v1/rerank", json={"query": "a", "documents": ["b"]})
+    assert "[tuning]" in str(fault(refused, 404)["message"])
 
 
-def test_tokens_are_those_that_the_model_is_sent(tmp_path: Path) -> None:
+def test_tokens_are_those_that_the_model_is_sent(node_url: str) -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    with serving_node(tmp_path) as (url, _), client_of(url) as http:
+    with client_of(node_url) as http:
         told = http.post("/tokenize", json={"model": "fake", "prompt": "hé", "return_token_strs": True}).json()
         assert told == {"count": 3, "max_model_len": 1024, "tokens": [104, 195, 169], "token_strs": ["h", "�", "�"]}
         assert http.post("/detokenize", json={"tokens": told["tokens"]}).json() == {"prompt": "hé"}

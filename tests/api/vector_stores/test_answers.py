@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -161,50 +160,7 @@ def test_a_cited_passage_opens_at_its_address_for_whoever_may_read_it(url: str, 
             assert (shown["document"], shown["text"], shown["place"]) == ("own.txt", OWN, "")
 
 
-def test_a_passage_of_a_vector_store_opens_for_its_owner_alone(url: str, ann: openai.OpenAI) -> None:
-    text = "".join(f"The boat number {number} of Ann lies at the pier number {number}. " for number in range(120))
-    file = ann.files.create(file=("boats.txt", text.encode()), purpose="assistants")
-    store = ann.vector_stores.create(file_ids=[file.id])
-    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
-    with client_of(url) as http:
-
-        def shown(number: int, key: str) -> httpx.Response:
-            return http.get(f"/v1/passages/{number}", headers={"authorization": f"Bearer {key}"})
-
-        own = [number for number in range(1, 40) if shown(number, "ann").status_code == 200]
-        own = [number for number in own if shown(number, "bert").status_code == 404]
-        passage = shown(own[3], "ann").json()
-        assert passage["document"] == "boats.txt" and len(passage["before"]) == len(passage["after"]) == 2
-        assert passage["before"][1][-20:] in text and passage["after"][0][:20] in text
-        ann.files.delete(file.id)
-        assert shown(own[3], "ann").status_code == 404
-
-
 def test_no_other_number_opens_anything(url: str) -> None:
     with client_of(url, "ann") as http:
         for number in ("0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"):
             assert http.get(f"/v1/passages/{number}").status_code in (400, 404), number
-
-
-@pytest.fixture
-def bert(url: str) -> Iterator[openai.OpenAI]:
-    yield from client(url, "bert")
-
-
-def test_a_store_of_another_key_is_not_there(bert: openai.OpenAI, store: tuple[str, str]) -> None:
-    with pytest.raises(openai.NotFoundError, match="No such vector store"):
-        cited(bert, vector_stores=[store[0]])
-    with pytest.raises(openai.NotFoundError, match="No such vector store"):
-        bert.responses.create(
-            model=MODEL, input=ASK, tools=[{"type": "file_search", "vector_store_ids": ["default", store[0]]}]
-        )
-
-
-def test_a_deleted_file_is_not_read_any_more(ann: openai.OpenAI) -> None:
-    vector_store = ann.vector_stores.create().id
-    file = ann.vector_stores.files.upload_and_poll(
-        vector_store_id=vector_store, file=("boat.txt", BOAT.encode()), poll_interval_ms=POLL
-    )
-    assert len(cited(ann, vector_stores=[vector_store])) == 1
-    ann.files.delete(file.id)
-    assert cited(ann, vector_stores=[vector_store]) == []

@@ -26,7 +26,7 @@ from tests.api.scripted import WAIT, ScriptedService, client_of, serving
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
 POLL = 20  # ms
-KEYS = {"ann": None, "bert": None}
+KEYS = {"ann": None}
 
 
 def opened(folder: Path, side: Side = "cloud", home: Home | None = None) -> Iterator[ScriptedService]:
@@ -319,44 +319,3 @@ def test_a_side_without_documents_says_so(http: httpx.Client) -> None:
     for method, path in (("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/vector_stores")):
         answer = http.request(method, path)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "no_documents")
-
-
-@pytest.fixture
-def bert(library_url: str) -> Iterator[openai.OpenAI]:
-    yield from client(library_url, "bert")
-
-
-def test_objects_of_one_key_are_not_found_by_another(ann: openai.OpenAI, bert: openai.OpenAI) -> None:
-    file = ann.files.create(file=("boat.txt", BOAT.encode()), purpose="assistants")
-    store = ann.vector_stores.create(file_ids=[file.id])
-    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
-    assert file.id not in {one.id for one in bert.files.list()}
-    assert store.id not in {one.id for one in bert.vector_stores.list()}
-    own = bert.vector_stores.create()
-    for attempt in (
-        lambda: bert.files.retrieve(file.id),
-        lambda: bert.files.content(file.id),
-        lambda: bert.files.delete(file.id),
-        lambda: bert.vector_stores.retrieve(store.id),
-        lambda: bert.vector_stores.search(store.id, query="boat"),
-        lambda: bert.vector_stores.delete(store.id),
-        lambda: bert.vector_stores.files.create(own.id, file_id=file.id),
-        lambda: bert.vector_stores.create(file_ids=[file.id]),
-    ):
-        with pytest.raises(openai.NotFoundError):
-            attempt()
-    assert len(list(ann.vector_stores.search(store.id, query="boat"))) == 1
-
-
-def test_odd_names_become_harmless(ann: openai.OpenAI) -> None:
-    for name, kept in (
-        ("../../etc/passwd", "passwd"),
-        ("C:\\docs\\plan.md", "plan.md"),
-        ("日本語 ü.txt", "日本語 ü.txt"),
-        ("a" * 400 + ".txt", "a" * 251 + ".txt"),
-        ("..", "file"),
-    ):
-        file = ann.files.create(file=(name, b"x"), purpose="vision")
-        assert file.filename == kept
-        assert ann.files.content(file.id).read() == b"x"
-        ann.files.delete(file.id)
