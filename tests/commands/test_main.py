@@ -1,4 +1,4 @@
-"""The root of the command: help with examples, sentences instead of tracebacks, exit codes."""
+"""The root of the command: help with examples, spelling, sentences instead of tracebacks, exit codes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -18,17 +19,18 @@ from paceline.commands import main as root
 from paceline.errors import ConfigError
 
 BUILTIN = ("bench", "docs", "doctor", "models", "policy", "tables")
+Command = Any  # click's, which typer brings
 
 
-def every_command() -> Iterator[tuple[str, ...]]:
-    """Paths of all subcommands of the installed command, programs included."""
+def every_command() -> dict[str, Command]:
+    """All commands of the installed command, programs included, by their names; the root by none."""
 
-    def walk(command: object, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        yield path
-        for name, child in getattr(command, "commands", {}).items():
-            yield from walk(child, (*path, name))
+    def walk(name: str, command: Command) -> Iterator[tuple[str, Command]]:
+        yield name, command
+        for each, child in getattr(command, "commands", {}).items():
+            yield from walk(f"{name} {each}".strip(), child)
 
-    return walk(typer.main.get_command(root.build()), ())
+    return dict(walk("", typer.main.get_command(root.build())))
 
 
 def raising(error: BaseException) -> typer.Typer:
@@ -41,22 +43,34 @@ def raising(error: BaseException) -> typer.Typer:
     return app
 
 
-def test_every_help_has_an_example() -> None:
-    app = root.build()
-    for path in every_command():
-        result = CliRunner().invoke(app, [*path, "--help"])
-        assert result.exit_code == 0
-        assert f"Example: paceline {' '.join(path)}".strip() in " ".join(result.output.split())
-    assert CliRunner().invoke(app, ["-h"]).exit_code == 0
+def test_every_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in every_command().items():
+        for flag in ("--help", "-h") if not name else ("--help",):
+            with pytest.raises(SystemExit) as ended:
+                command.main([flag], prog_name=f"paceline {name}".strip())
+            assert ended.value.code == 0
+            assert f"Example: paceline {name}".strip() in " ".join(capsys.readouterr().out.split())
 
 
-SHOWN_BY_HELP = {"typer", "pydantic", "pydantic_core", "annotated_types", "annotated_doc", "typing_extensions"} | {
-    "typing_inspection",
-    "shellingham",
-    "paceline",
-    "server",
-    "device_agent",
-    "client",
+LONG_RUNNING = {"serve", "agent", "stage", "demo"}  # they print a log, no result
+WITHOUT_JSON = LONG_RUNNING | {"mcp", "setup", "join"}  # a protocol of its own; files are the result
+OF_A_STATE = ("devices", "keys", "docs", "tables", "serve", "agent")
+SAID_OTHERWISE = {"--state", "--state-directory", "--dir", "--output-json"}
+
+
+def test_options_of_all_commands_have_one_spelling_for_one_meaning() -> None:
+    found = {name: command for name, command in every_command().items() if not hasattr(command, "commands")}
+    assert {"chat", "status", "docs add", "devices activity", "keys revoke", "tables warm"} <= set(found)
+    for name, command in found.items():
+        given = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+        assert ("--json" in given) == (name not in WITHOUT_JSON), f"{name}: what has a result writes it as JSON"
+        assert not given & SAID_OTHERWISE, name
+        assert not name.startswith(OF_A_STATE) or given >= {"--state-dir", "--config"}, name
+
+
+SHOWN_BY_HELP = {
+    *("typer", "shellingham", "paceline", "server", "device_agent", "client"),
+    *("pydantic", "pydantic_core", "annotated_types", "annotated_doc", "typing_extensions", "typing_inspection"),
 }
 IMPORTED = """
 import sys
@@ -88,11 +102,6 @@ def test_help_imports_nothing_that_it_does_not_show(command: str) -> None:
 def test_version_is_printed() -> None:
     result = CliRunner().invoke(root.build(), ["--version"])
     assert (result.exit_code, result.output) == (0, f"paceline {__version__}\n")
-
-
-def test_python_dash_m_is_the_same_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"paceline {__version__}\n"
 
 
 def test_an_error_raised_on_purpose_is_one_sentence_and_code_two(

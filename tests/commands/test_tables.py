@@ -44,25 +44,17 @@ def test_a_warmed_table_is_listed_used_and_erased(state: Path) -> None:
     assert json.loads(tables(state, "list", "--json").stdout) == []
 
 
-def test_all_owners_are_erased_and_the_base_stays(state: Path) -> None:
+def test_one_owner_s_table_or_all_are_erased_and_the_base_stays(state: Path) -> None:
     store = TableStore(state / FOLDER, "words", 10)
-    for table in (store.base, store.table("anna"), store.table("ben")):
+    for table in (store.base, *map(store.table, ("anna", "ben", ""))):
         assert isinstance(table, LookupTable)
         table.record(1, [2], [0.5])
-    assert store.save() == 2 and store.save_base()
-    assert set(json.loads(tables(state, "erase", "--all", "--json").stdout)) == {"anna", "ben"}
-    assert [each["kind"] for each in json.loads(tables(state, "list", "--json").stdout)] == ["base"]
-
-
-def test_the_table_of_requests_without_a_key_has_a_name_of_its_own(state: Path) -> None:
-    store = TableStore(state / FOLDER, "words", 10)
-    for table in (store.base, store.table("")):
-        assert isinstance(table, LookupTable)
-        table.record(1, [2], [0.5])
-    assert store.save() == 1 and store.save_base()
-    assert [line.split("  ")[0] for line in tables(state, "list").stdout.splitlines()] == ["(base)", "(no key)"]
+    assert store.save() == 3 and store.save_base()
+    names = {line.split("  ")[0] for line in tables(state, "list").stdout.splitlines()}
+    assert names == {"(base)", "(no key)", "anna", "ben"}, "that of requests without a key has a name of its own"
     assert tables(state, "erase", "(base)").exit_code == 1
     assert tables(state, "erase", "(no key)").stdout.strip() == "erased  (no key)"
+    assert set(json.loads(tables(state, "erase", "--all", "--json").stdout)) == {"anna", "ben"}
     assert [each["kind"] for each in json.loads(tables(state, "list", "--json").stdout)] == ["base"]
 
 

@@ -53,37 +53,21 @@ def run(state: Path, program: tuple[str, ...]) -> None:
     build()([*program, *where], standalone_mode=False)
 
 
-def assert_sentence(error: PacelineError, file: Path) -> None:
-    said = str(error)
-    assert str(file) in said and "\n" not in said and "Traceback" not in said, said
-    assert "damaged" in said or "is not a" in said, said
-
-
 @pytest.mark.parametrize(("file", "program"), CASES, ids=lambda case: case if isinstance(case, str) else " ".join(case))
-def test_a_file_that_is_no_database_is_told(sample: Path, tmp_path: Path, file: str, program: tuple[str, ...]) -> None:
-    state = tmp_path / "state"
-    shutil.copytree(sample, state)
-    (state / file).write_bytes(b"no database at all\n" * 1000)
-    with pytest.raises(PacelineError) as caught:
-        run(state, program)
-    assert_sentence(caught.value, state / file)
-
-
-@pytest.mark.parametrize(
-    ("file", "program"),
-    [case for case in CASES if case[1][0] not in ("serve", "agent")],
-    ids=lambda case: case if isinstance(case, str) else " ".join(case),
-)
-def test_a_database_whose_pages_are_gone_is_told(
-    sample: Path, tmp_path: Path, file: str, program: tuple[str, ...]
-) -> None:
-    state = tmp_path / "state"
-    shutil.copytree(sample, state)
-    data = (state / file).read_bytes()
-    (state / file).write_bytes(data[:4096] + b"\xff" * (len(data) - 4096))
-    with pytest.raises(PacelineError) as caught:
-        run(state, program)
-    assert_sentence(caught.value, state / file)
+def test_a_damaged_file_is_told(sample: Path, tmp_path: Path, file: str, program: tuple[str, ...]) -> None:
+    whole = (sample / file).read_bytes()
+    damages = [b"no database at all\n" * 1000]
+    if program[0] not in ("serve", "agent"):
+        damages += [whole[:4096] + b"\xff" * (len(whole) - 4096)]  # its pages are gone
+    for number, damage in enumerate(damages):
+        state = tmp_path / str(number)
+        shutil.copytree(sample, state)
+        (state / file).write_bytes(damage)
+        with pytest.raises(PacelineError) as caught:
+            run(state, program)
+        said = str(caught.value)
+        assert str(state / file) in said and "\n" not in said and "Traceback" not in said, said
+        assert "damaged" in said or "is not a" in said, said
 
 
 @pytest.mark.parametrize(

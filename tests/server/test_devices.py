@@ -7,9 +7,7 @@ import json
 import re
 import sqlite3
 import stat
-import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from paceline.wire.identity import ALPHABET, Claim, EnrolmentRequest, answer_byt
 from server import devices
 from server.app import ENROL as PATH
 from server.commands import register
-from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry
+from server.devices import CODE_LIFE_S, MAX_TRIES, EnrolmentAnswer, Registry, Role
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, request, running
 from tests.clocks import read_from
@@ -72,9 +70,9 @@ def enrol(registry: Registry, code: str, key: PrivateKey | None = None) -> str:
     return registry.enrol(asked(code, key), SERVER).device
 
 
-def enrolled(registry: Registry, name: str = "phone") -> PrivateKey:
+def enrolled(registry: Registry, name: str = "phone", role: Role = "device") -> PrivateKey:
     key = PrivateKey.generate()
-    enrol(registry, registry.add(name), key)
+    assert enrol(registry, registry.add(name, role), key) == name
     return key
 
 
@@ -268,6 +266,19 @@ def test_a_device_that_was_away_is_let_in_by_its_key_for_thirty_days(
     assert registry.standings({"phone": key.public_key})["phone"][0] is None, "a link that is open stays open"
 
 
+def test_a_stage_is_let_in_by_its_key_in_that_role_alone_however_long_it_was_away(
+    registry: Registry, clock: Clock
+) -> None:
+    stage, device = enrolled(registry, "rack1", "stage"), enrolled(registry, "phone")
+    assert registry.recognise(claim("rack1", stage)) is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("phone", device), "stage") is CloseCode.BAD_CREDENTIAL
+    assert registry.recognise(claim("rack1", device), "stage") is CloseCode.BAD_CREDENTIAL
+    clock.now += 400 * 86_400
+    assert registry.recognise(claim("rack1", stage), "stage") == stage.public_key
+    assert registry.revoke("rack1")
+    assert registry.recognise(claim("rack1", stage), "stage") is CloseCode.REVOKED
+
+
 def test_the_owner_may_let_devices_be_away_for_ever(tmp_path: Path, clock: Clock) -> None:
     registry = Registry(tmp_path / "state", away_days=0)
     key = enrolled(registry)
@@ -342,29 +353,14 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Regist
         yield url, registry
 
 
-def test_a_device_enrols_without_a_key(door: tuple[str, Registry]) -> None:
-    url, registry = door
-    key = PrivateKey.generate()
-    answer = request("POST", url + PATH, json=_to_json(asked(registry.add("phone"), key)))
-    assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-    assert answer.json()["device"] == "phone"
-    assert base64.b64decode(answer.json()["server_key"]) == SERVER.public_key
-    assert registry.recognise(claim("phone", key)) == key.public_key
-
-
 @pytest.mark.anyio
-async def test_a_device_pins_the_key_of_the_server_that_issued_its_code(door: tuple[str, Registry]) -> None:
+async def test_a_device_enrols_without_an_api_key_and_pins_the_key_of_the_server_that_issued_its_code(
+    door: tuple[str, Registry],
+) -> None:
     url, registry = door
     credential = await exchange(url, registry.add("watch"))
     assert (credential.device, credential.server_key) == ("watch", SERVER.public_key)
     assert registry.recognise(claim("watch", *credential.keys)) == credential.keys[0].public_key
-
-
-def test_a_wrong_code_is_a_401_in_openais_shape(door: tuple[str, Registry]) -> None:
-    url, registry = door
-    code = registry.add("tablet")
-    answer = request("POST", url + PATH, json=_to_json(asked(wrong(code))))
-    assert fault(answer, 401)["code"] == "invalid_enrolment_code"
 
 
 RIGHT = _to_json(asked("AAAA-BBBB-CCCC-DDDD"))
@@ -381,15 +377,15 @@ BAD: list[object] = [
 ]
 
 
-def test_a_bad_enrolment_is_a_400(door: tuple[str, Registry]) -> None:
+def test_a_refused_enrolment_is_told_in_openais_shape(door: tuple[str, Registry]) -> None:
+    url, registry = door
     for body in BAD:
-        fault(request("POST", door[0] + PATH, json=body))
-
-
-def test_a_device_of_another_release_is_told_to_install_this_one(door: tuple[str, Registry]) -> None:
+        fault(request("POST", url + PATH, json=body))
     for version in (7, "1", None):
-        found = fault(request("POST", door[0] + PATH, json={"version": version}))
+        found = fault(request("POST", url + PATH, json={"version": version}))
         assert found["code"] == "version_mismatch" and "the same Paceline release" in found["message"]
+    guessed = request("POST", url + PATH, json=_to_json(asked(wrong(registry.add("tablet")))))
+    assert fault(guessed, 401)["code"] == "invalid_enrolment_code"
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -414,24 +410,3 @@ def test_devices_are_added_listed_and_revoked_at_the_command_line(tmp_path: Path
     assert states == {"phone": "revoked", "laptop": "enrolled"}
     unknown = runner.invoke(app, ["devices", "revoke", "nobody", "--state-dir", str(tmp_path)])
     assert isinstance(unknown.exception, ConfigError)
-
-
-def test_of_two_devices_that_race_with_one_code_one_wins(tmp_path: Path) -> None:
-    code = Registry(tmp_path).add("phone")
-    keys = [PrivateKey.generate() for _ in range(8)]
-    requests = [asked(code, key) for key in keys]
-    start = threading.Barrier(8)
-
-    def attempt(number: int) -> PrivateKey | None:
-        registry = Registry(tmp_path)
-        start.wait()
-        try:
-            registry.enrol(requests[number], SERVER)
-        except RequestError:
-            return None
-        return keys[number]
-
-    with ThreadPoolExecutor(8) as pool:
-        won = [key for key in pool.map(attempt, range(8)) if key is not None]
-    assert len(won) == 1
-    assert Registry(tmp_path).recognise(claim("phone", *won)) == won[0].public_key
