@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,10 +27,15 @@ from paceline.runtime.service import Citation, TextDelta
 from tests.api.scripted import Script, ScriptedService, answering, done, running, serving
 
 
-def chat(*arguments: str, input: str | None = None) -> Result:
+def invoked(*arguments: str, input: str | None = None) -> Result:
+    """What came of a command of the client."""
     app = typer.Typer()
     register(app)
-    return CliRunner().invoke(app, ["chat", *arguments], input=input)
+    return CliRunner().invoke(app, arguments, input=input)
+
+
+def chat(*arguments: str, input: str | None = None) -> Result:
+    return invoked("chat", *arguments, input=input)
 
 
 def sentence(result: Result) -> str:
@@ -162,14 +166,6 @@ def test_a_truncated_stream_is_not_taken_for_a_whole_one() -> None:
     with pytest.raises(PacelineError, match="cut"):
         list(_pieces(lines(), answer))
     assert answer.text == "Half"
-
-
-def test_the_client_needs_neither_torch_nor_our_server() -> None:
-    import subprocess
-
-    program = "import sys, client.commands; print([m for m in sys.modules if m.split('.')[0] in {'torch', 'fastapi'}])"
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert shown.stdout.strip() == "[]"
 
 
 def test_an_address_that_is_none_is_said_to_be_none() -> None:

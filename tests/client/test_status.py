@@ -9,21 +9,17 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from client.commands import register
 from client.dialogue import BINS, timeline_lines
 from paceline.api.http.server import listen, url_of
-from paceline.commands.main import build
 from paceline.errors import PacelineError
 from tests.api.scripted import ScriptedService, client_of, serving
+from tests.client.test_conversation import invoked
 
 
 def status(*arguments: str) -> Result:
-    app = typer.Typer()
-    register(app)
-    return CliRunner().invoke(app, ["status", *arguments])
+    return invoked("status", *arguments)
 
 
 def test_it_says_who_is_linked_what_runs_and_what_was_sent(url: str) -> None:
@@ -168,7 +164,7 @@ def answering(status: object, events: list[str]) -> Iterator[str]:
 
 def shown(*arguments: str) -> str:
     """What a command has written, to either output."""
-    done = CliRunner().invoke(build(), arguments)
+    done = invoked(*arguments)
     written = done.output
     assert done.exception is None or isinstance(done.exception, SystemExit | PacelineError), done.exception
     assert not any(char in written for char in "\x1b\x9b\x07"), "nothing that controls a terminal"

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from paceline.commands.demo import clean_environment, command
 from paceline.runtime.service import TextDelta
 from tests.api.scripted import Script, ScriptedService, done
 
+pytestmark = pytest.mark.usefixtures("forks")
 WAIT = 60.0  # s
 UP, LEFT, CTRL_C, CTRL_D, CTRL_U = "\x1b[A", "\x1b[D", "\x03", "\x04", "\x15"
 PROMPT = "\x1b[?2004h"  # a line is read: what is pasted arrives in brackets

@@ -9,10 +9,13 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from paceline.core.side import EVERYBODY, NOBODY, MayAsk
 from paceline.runtime.asking import answered_for, permission
 from paceline.settings import AgentSettings
 
+pytestmark = pytest.mark.usefixtures("forks")
 ROOT = Path(__file__).parents[2]
 CLOUD = "https://cloud.example"
 ASK = (

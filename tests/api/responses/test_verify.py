@@ -11,10 +11,8 @@ from typing import Any, Final
 
 import httpx
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from client.commands import register
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.base import LoadedModel
@@ -23,6 +21,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from tests.api.scripted import Script, ScriptedService, Signal, answering, client_of, running, serving
+from tests.client.test_conversation import invoked
 
 KEYS: Final = {"pace-one": None, "pace-two": None}
 SCHEMA: Final = {"type": "object", "properties": {"day": {"enum": ["monday", "friday"]}}, "required": ["day"]}
@@ -77,9 +76,7 @@ def verified(client: httpx.Client, response: str) -> dict[str, Any]:
 
 
 def by_command(client: httpx.Client, response: str, *more: str) -> Result:
-    app = typer.Typer()
-    register(app)
-    return CliRunner().invoke(app, ["verify", response, "--url", str(client.base_url), "--key", "pace-one", *more])
+    return invoked("verify", response, "--url", str(client.base_url), "--key", "pace-one", *more)
 
 
 def rewrite(log: Path, response: str, change: Callable[[dict[str, Any]], None]) -> None:

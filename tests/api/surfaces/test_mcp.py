@@ -9,13 +9,10 @@ from typing import Any
 
 import openai
 import pytest
-import typer
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
-from typer.testing import CliRunner
 
-from client.commands import register
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.fake import fake_model
@@ -24,6 +21,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
 from tests.api.scripted import client_of, running
 from tests.api.vector_stores.test_files import BOAT, POLL
+from tests.client.test_conversation import invoked
 
 OWN = "The red boat of the harbour museum is old."
 
@@ -76,10 +74,8 @@ def test_a_key_finds_its_own_stores_and_no_other_keys(url: str) -> None:
 
 def relayed(url: str, key: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
     """What `paceline mcp` answers on standard output."""
-    app = typer.Typer()
-    register(app)
     lines = "".join(json.dumps(message) + "\n" for message in messages)
-    said = CliRunner().invoke(app, ["mcp", "--url", url, "--key", key], input=lines)
+    said = invoked("mcp", "--url", url, "--key", key, input=lines)
     assert said.exit_code == 0, said.output
     return [json.loads(line) for line in said.stdout.splitlines()]
 
