@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
+
+import pytest
+from huggingface_hub import constants
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -27,6 +31,7 @@ class StandInHub:
     cut_after: int | None = None  # bytes of a weights' response, before the connection is closed
     cuts: int = 1 << 30  # so often
     withheld_from: int | None = None  # byte of weights, from which on none is sent
+    withheld: threading.Event = field(default_factory=threading.Event)  # set once the bytes before that are sent
     changed: bool = False  # weights come with a byte that is not theirs
     ignores_ranges: bool = False
     down: bool = False  # 503 to all
@@ -57,6 +62,18 @@ def serving(hub: StandInHub) -> Iterator[StandInHub]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def asked(hub: StandInHub, cache: Path) -> Iterator[StandInHub]:
+    """Serve it as the hub that this process asks, with a cache of its own."""
+    with serving(hub), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(constants, "ENDPOINT", hub.url)
+        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        patched.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patched.setattr(constants, "HF_HUB_CACHE", str(cache))
+        patched.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield hub
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -153,6 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         self.hub.sent += len(rest)
         self.wfile.write(rest)
+        if _is_large(file) and self.hub.withheld_from is not None:
+            self.hub.withheld.set()
 
     def _json(self, value: object) -> None:
         content = json.dumps(value).encode()
@@ -187,8 +206,10 @@ def _is_large(file: str) -> bool:
 
 def _name(file: str, content: bytes) -> str:
     """As the hub names content: large files by their sha256, others as git does."""
-    if _is_large(file):
-        return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).hexdigest() if _is_large(file) else _git_name(content)
+
+
+def _git_name(content: bytes) -> str:
     return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
 
 
@@ -204,7 +225,3 @@ def _entry(file: str, content: bytes) -> dict[str, object]:
     if _is_large(file):
         found["lfs"] = {"oid": _name(file, content), "size": len(content), "pointerSize": 134}
     return found
-
-
-def _git_name(content: bytes) -> str:
-    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()

@@ -14,19 +14,14 @@ from paceline.errors import ConfigError
 from paceline.hub import download
 from paceline.hub.cache import find
 from paceline.hub.download import HubName, pull
-from tests.hub.standin import COMMIT, StandInHub, serving
+from tests.hub.standin import COMMIT, StandInHub, asked, serving
 
 FILES = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandInHub]:
-    with serving(StandInHub({"house/tiny": FILES})) as hub:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.url)
-        template = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(huggingface_hub.constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-        monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+def hub(tmp_path: Path) -> Iterator[StandInHub]:
+    with asked(StandInHub({"house/tiny": FILES}), tmp_path / "hub") as hub:
         yield hub
 
 

@@ -77,6 +77,10 @@ def write_gguf(folder: Path, file: Path, *, kind: gguf.GGMLQuantizationType = gg
             writer.add_tensor(found, values)
         else:
             writer.add_tensor(found, gguf.quantize(values, kind), raw_dtype=kind)
+    finish(writer)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -128,10 +132,7 @@ def test_a_vocabulary_and_template_give_the_tokens_and_the_fingerprint_of_the_fo
     kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
     writer.add_token_types([*kinds, gguf.TokenType.UNUSED])
     writer.add_token_merges([pair if isinstance(pair, str) else " ".join(pair) for pair in folder["model"]["merges"]])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     file = GgufFile.open(tmp_path / "model.gguf")
     with pytest.raises(ConfigError, match="'qwen2-without-nfc' says is not known"):
         file.tokenizer()
@@ -163,20 +164,14 @@ def test_weights_of_which_llama_cpp_would_end_the_process_are_refused(
     writer.add_context_length(64)
     add_vocabulary(writer, ["t", "0", "t0"], ["t 0"])
     writer.add_tensor("token_embd.weight", np.zeros((3, 32)))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ConfigError, match=r"does not compute with F64, as token_embd\.weight is"):
         described(tmp_path / "model.gguf")
 
 
 def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ConfigError, match=r"architecture mamba; known here are llama, qwen2"):
         _ = GgufFile.open(tmp_path / "model.gguf").architecture
 

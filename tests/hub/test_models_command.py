@@ -1,4 +1,4 @@
-"""`paceline models` as a process, against a stand-in for the hub."""
+"""`paceline models` against a stand-in for the hub, and a download that is killed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from tests.hub.standin import StandInHub, serving
+from paceline.commands.main import build
+from tests.hub.standin import StandInHub, asked
 
 NAME = "house/tiny"
-WEIGHTS = bytes(range(256)) * (1 << 17)  # 32 MiB
+WEIGHTS = bytes(range(256)) * (1 << 16)  # 16 MiB
 FILES = {
     "config.json": b'{"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 512}',
     "tokenizer.json": b"{}",
@@ -29,99 +31,89 @@ NETWORK = ("HF_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 @pytest.fixture
-def hub() -> Iterator[StandInHub]:
-    with serving(StandInHub({NAME: FILES})) as hub:
+def hub(tmp_path: Path) -> Iterator[StandInHub]:
+    with asked(StandInHub({NAME: FILES}), tmp_path / "hub") as hub:
         yield hub
 
 
-class Machine:
-    """A home with a cache of its own, on which commands run."""
-
-    def __init__(self, home: Path, hub: StandInHub) -> None:
-        self.cache = home / "hub" / "models--house--tiny"
-        kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(NETWORK)}
-        self.environment = kept | {"HF_HOME": str(home), "HF_ENDPOINT": hub.url}
-
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "paceline", "models", *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    def listed(self) -> dict[str, dict[str, object]]:
-        return {model["name"]: model for model in json.loads(self.run("list", "--json").stdout)}
-
-
 @pytest.fixture
-def machine(tmp_path: Path, hub: StandInHub) -> Machine:
-    return Machine(tmp_path, hub)
+def environment(tmp_path: Path, hub: StandInHub) -> dict[str, str]:
+    """Of a process with the same hub and cache."""
+    kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(NETWORK)}
+    return kept | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
 
 
-def test_a_model_is_fetched_listed_and_removed(machine: Machine, hub: StandInHub) -> None:
-    pulled = machine.run("pull", NAME)
-    assert (pulled.returncode, "100 %" in pulled.stderr) == (0, True), pulled
-    (snapshot,) = (machine.cache / "snapshots").iterdir()
+def models(*arguments: str) -> Result:
+    return CliRunner().invoke(build(()), ["models", *arguments])
+
+
+def listed() -> dict[str, object]:
+    found: dict[str, object] = next(
+        each for each in json.loads(models("list", "--json").stdout) if each["name"] == NAME
+    )
+    return found
+
+
+def test_a_model_is_fetched_listed_and_removed(tmp_path: Path, hub: StandInHub) -> None:
+    pulled = models("pull", NAME)
+    assert (pulled.exit_code, "100 %" in pulled.stderr) == (0, True), pulled
+    cache = tmp_path / "hub" / "models--house--tiny"
+    (snapshot,) = (cache / "snapshots").iterdir()
     wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
     assert {file.name for file in snapshot.iterdir()} == wanted
     assert (snapshot / "model.safetensors").read_bytes() == WEIGHTS
-    model = machine.listed()[NAME]
+    model = listed()
     assert (model["kind"], model["context"], model["template"], model["where"]) == ("chat", 512, True, "cache main")
     sent = hub.sent
-    again = machine.run("pull", NAME, "--json")
-    assert json.loads(again.stdout)["fetched"] == 0
+    assert json.loads(models("pull", NAME, "--json").stdout)["fetched"] == 0
     assert hub.sent == sent
-    assert machine.run("remove", NAME).stdout.startswith("removed house/tiny, 33.6 MB")
-    assert not machine.cache.exists()
+    assert models("remove", NAME).stdout.startswith("removed house/tiny, 16.8 MB")
+    assert not cache.exists()
+    assert "demo comes with paceline" in str(models("remove", "demo").exception)
 
 
-CUT = 25_000_000  # bytes sent
+CUT = 12_500_000  # bytes sent
 
 
-def test_what_a_killed_download_has_left_is_not_fetched_again(machine: Machine, hub: StandInHub) -> None:
+def test_what_a_killed_download_has_left_is_not_fetched_again(environment: dict[str, str], hub: StandInHub) -> None:
     hub.withheld_from = CUT
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paceline", "models", "pull", NAME], env=machine.environment, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if b" 60 %" in line:
-            break
-    process.kill()
-    process.communicate()
-    unfinished = machine.listed()[NAME]
+    command = [sys.executable, "-m", "paceline", "models", "pull", NAME]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b" 60 %" in line:
+                break
+        process.kill()
+    unfinished = listed()
     assert "in part" in str(unfinished["where"])
     held = unfinished["size"]
     assert isinstance(held, int) and held > 0
     hub.withheld_from, hub.sent = None, 0
-    assert machine.run("pull", NAME).returncode == 0
+    assert models("pull", NAME).exit_code == 0
     assert hub.sent <= len(WEIGHTS) - held + 1000
-
-
-def test_what_comes_with_paceline_is_not_removed(machine: Machine, hub: StandInHub) -> None:
-    done = machine.run("remove", "demo")
-    assert (done.returncode, "demo comes with paceline" in done.stderr, hub.sent) == (2, True, 0), done
 
 
 OWN = [sys.executable, "-c", "from huggingface_hub import snapshot_download; snapshot_download('house/tiny')"]
 
 
-def test_huggingface_hub_itself_begins_a_download_anew_after_a_kill(machine: Machine, hub: StandInHub) -> None:
+def test_huggingface_hub_itself_begins_a_download_anew_after_a_kill(
+    environment: dict[str, str], hub: StandInHub
+) -> None:
     """Where this fails, `paceline.hub.download.fetch` has a reason less."""
     hub.withheld_from = CUT
-    with subprocess.Popen(OWN, env=machine.environment, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(OWN, env=environment, stderr=subprocess.DEVNULL) as process:
         while hub.sent < CUT:
             assert process.poll() is None
         process.kill()
     hub.withheld_from, hub.sent = None, 0
-    subprocess.run(OWN, env=machine.environment, stderr=subprocess.DEVNULL, check=True)
+    subprocess.run(OWN, env=environment, stderr=subprocess.DEVNULL, check=True)
     assert hub.sent >= len(WEIGHTS)
 
 
-def test_huggingface_hub_itself_makes_a_path_of_a_header(machine: Machine, hub: StandInHub) -> None:
+def test_huggingface_hub_itself_makes_a_path_of_a_header(
+    tmp_path: Path, environment: dict[str, str], hub: StandInHub
+) -> None:
     """Likewise."""
     hub.headers = {"X-Linked-Etag": '"../../../outside"', "ETag": '"../../../outside"'}
-    subprocess.run(OWN, env=machine.environment, stderr=subprocess.DEVNULL, check=False)
-    assert (machine.cache.parents[1] / "outside").exists()
+    subprocess.run(OWN, env=environment, stderr=subprocess.DEVNULL, check=False)
+    assert (tmp_path / "outside").exists()
