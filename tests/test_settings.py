@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import itertools
 import os
 import pwd
 import subprocess
@@ -12,8 +13,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from paceline import settings_sources
 from paceline.bootstrap import open_reranker
+from paceline.commands import diagnosis
+from paceline.commands.main import build
 from paceline.core.addresses import is_loopback
 from paceline.core.policy import DocumentFacts
 from paceline.errors import ConfigError
@@ -33,8 +38,6 @@ from paceline.settings import (
 from paceline.settings_sources import describe, describe_given, paths, resolve
 from paceline.system import is_others
 
-PORTS = st.integers(0, 65_535)
-
 
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "settings.toml"
@@ -47,23 +50,21 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-@given(flag=st.none() | PORTS, variable=st.none() | PORTS, table=st.none() | PORTS, key=st.none() | PORTS)
-def test_flag_beats_environment_beats_table_beats_key_beats_default(
-    tmp_path_factory: pytest.TempPathFactory, flag: int | None, variable: int | None, table: int | None, key: int | None
-) -> None:
-    lines = [f"port = {key}"] if key is not None else []
-    lines += ["[agent]", f"port = {table}"] if table is not None else []
-    file = written(tmp_path_factory.mktemp("precedence"), "\n".join(lines))
-    env = {} if variable is None else {"PACELINE_PORT": str(variable)}
-    settings, origins = resolve(AgentSettings, {"port": flag}, env, file)
-    expected = [
-        (flag, "flag --port"),
-        (variable, "environment PACELINE_PORT"),
-        (table, f"file {file} [agent]"),
-        (key, f"file {file}"),
-        (8001, "default"),
-    ]
-    assert (settings.port, origins["port"]) == next(pair for pair in expected if pair[0] is not None)
+def test_flag_beats_environment_beats_table_beats_key_beats_default(tmp_path: Path) -> None:
+    for flag, environment, table, key in itertools.product(*((number, None) for number in range(4))):
+        lines = [f"port = {key}"] if key is not None else []
+        lines += ["[agent]", f"port = {table}"] if table is not None else []
+        file = written(tmp_path, "\n".join(lines))
+        env = {} if environment is None else {"PACELINE_PORT": str(environment)}
+        settings, origins = resolve(AgentSettings, {"port": flag}, env, file)
+        expected = [
+            (flag, "flag --port"),
+            (environment, "environment PACELINE_PORT"),
+            (table, f"file {file} [agent]"),
+            (key, f"file {file}"),
+            (8001, "default"),
+        ]
+        assert (settings.port, origins["port"]) == next(pair for pair in expected if pair[0] is not None)
 
 
 @pytest.mark.parametrize("schema", SCHEMAS)
@@ -79,8 +80,7 @@ def test_defaults_listen_on_loopback_and_need_nothing(schema: type[NodeSettings]
 
 def test_documents_lie_in_the_state_directory_that_was_given(tmp_path: Path) -> None:
     settings, origins = resolve(ServerSettings, {"state_dir": tmp_path / "here"}, {})
-    assert settings.docs_dir == tmp_path / "here" / "docs"
-    assert origins["docs_dir"] == "default"
+    assert (settings.docs_dir, origins["docs_dir"]) == (tmp_path / "here" / "docs", "default")
 
 
 @pytest.mark.parametrize("key", ["state_dir", "docs_dir"])
@@ -270,33 +270,43 @@ def test_a_group_of_this_user_alone_is_no_other(tmp_path: Path, monkeypatch: pyt
         assert is_others(tmp_path.stat()) is others, (oct(mode), group_name, members)
 
 
+TRUSTING = """port = 9
+[agent]
+cloud = "http://127.0.0.1:9"
+code = "abcd"
+cloud_may_ask = "on"
+encrypt_documents = false
+share_distributions = false
+embedder = "hash"
+"""
+
+
 @pytest.mark.usefixtures("forks")
-@pytest.mark.parametrize("command", [["agent", "--show-settings"], ["docs", "list", "--side", "device"], ["doctor"]])
+@pytest.mark.parametrize("command", [["agent", "--show-settings"], ["docs", "list", "--side", "device"]])
 def test_what_a_file_of_the_working_directory_trusts_is_said_by_every_command(
     tmp_path: Path, command: list[str]
 ) -> None:
-    Path("paceline.toml").write_text(
-        f'port = 9\n[agent]\nstate_dir = "{tmp_path}/state"\ncloud = "http://127.0.0.1:9"\ncode = "abcd"\n'
-        'cloud_may_ask = "on"\nencrypt_documents = false\nshare_distributions = false\nembedder = "hash"\n'
-    )
-    told = ran(command).stderr
-    assert (
-        "this machine trusts: cloud = http://127.0.0.1:9, cloud_may_ask = on, code = (set), encrypt_documents = "
-        in told
-    )
-    assert told.count("Named with --config") == 1 and "share_distributions" not in told and "abcd" not in told
-    assert "chmod 600 paceline.toml" in told
-    assert "trusts" not in ran([*command, "--config", "paceline.toml"]).stderr
+    Path("paceline.toml").write_text(f'{TRUSTING}state_dir = "{tmp_path}/state"')
+
+    def told(*more: str) -> str:
+        done = [sys.executable, "-m", "paceline", *command, *more]
+        return subprocess.run(done, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL).stderr
+
+    said = told()
+    trusts = "cloud = http://127.0.0.1:9, cloud_may_ask = on, code = (set), encrypt_documents = "
+    assert f"this machine trusts: {trusts}" in said and "chmod 600 paceline.toml" in said
+    assert said.count("Named with --config") == 1 and "share_distributions" not in said and "abcd" not in said
+    assert "trusts" not in told("--config", "paceline.toml")
 
 
-def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "paceline", *command],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+def test_a_command_that_asks_for_both_programs_settings_says_it_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path("paceline.toml").write_text(TRUSTING)
+    settings_sources._tell.cache_clear()
+    monkeypatch.setattr(diagnosis, "run", lambda *_: [])
+    CliRunner().invoke(build(()), ["doctor"])
+    assert caplog.text.count("Named with --config") == 1
 
 
 @pytest.mark.parametrize("key", ['[server]\napi_keys = ["k"]', '[agent]\ncode = "abcd"', 'api_keys = ["k"]'])
@@ -332,23 +342,13 @@ def test_keys_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(tmp_p
     assert resolve(ServerSettings, {"api_keys": ["a", "b,c"]}, {})[0].api_keys == ("a", "b", "c")
 
 
-@pytest.mark.parametrize("url", ["http://example.org", "ws://192.168.1.4:8000"])
-def test_an_unencrypted_link_to_another_machine_must_be_asked_for(url: str) -> None:
-    with pytest.raises(ConfigError, match="would not be encrypted"):
-        resolve(AgentSettings, {"cloud": url}, {})
-    assert resolve(AgentSettings, {"cloud": url, "insecure": True}, {})[0].cloud == url
-
-
-@pytest.mark.parametrize(
-    ("given_url", "kept"),
-    [
-        ("http://127.0.0.1:8000/", "http://127.0.0.1:8000"),
-        ("http://[::1]:8000", "http://[::1]:8000"),
-        ("https://example.org", "https://example.org"),
-    ],
-)
-def test_a_server_on_this_machine_or_behind_https_is_accepted(given_url: str, kept: str) -> None:
-    assert resolve(AgentSettings, {"cloud": given_url}, {})[0].cloud == kept
+def test_an_unencrypted_link_to_another_machine_must_be_asked_for() -> None:
+    for url in ("http://example.org", "ws://192.168.1.4:8000"):
+        with pytest.raises(ConfigError, match="would not be encrypted"):
+            resolve(AgentSettings, {"cloud": url}, {})
+        assert resolve(AgentSettings, {"cloud": url, "insecure": True}, {})[0].cloud == url
+    for url in ("http://127.0.0.1:8000/", "http://[::1]:8000", "https://example.org"):
+        assert resolve(AgentSettings, {"cloud": url}, {})[0].cloud == url.rstrip("/")
 
 
 @pytest.mark.parametrize(
