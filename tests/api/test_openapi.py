@@ -37,11 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FastAPI, 
     made[None] = keys.create("all")
     made["revoked"] = keys.create("revoked")
     keys.revoke("revoked")
-    with (
-        keys.current() as stored,
-        sample(directory, Keyring({}, stored)) as (node, app),
-        running(app, node) as url,
-    ):
+    with keys.current() as stored, sample(directory, Keyring({}, stored)) as (node, app), running(app, node) as url:
         yield app, url, made
 
 

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.chat.tools import (
-    ParsedOutput,
-    TextOutput,
-    ToolCallArguments,
-    ToolCallParser,
-    ToolCallStart,
-)
+from paceline.api.chat.tools import ParsedOutput, TextOutput, ToolCallArguments, ToolCallParser, ToolCallStart
 from paceline.engine.families import BY_NAME, FORMATS, HERMES, ToolFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

@@ -114,9 +114,7 @@ def test_a_proxys_connections_count_for_the_addresses_behind_it() -> None:
 
 
 @given(
-    st.integers(1, 4),
-    st.integers(2, 12),
-    st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 30)), max_size=80),
+    st.integers(1, 4), st.integers(2, 12), st.lists(st.tuples(st.sampled_from(MOVES), st.integers(0, 30)), max_size=80)
 )
 def test_the_counts_hold_whatever_happens(per_address: int, max_connections: int, moves: list[tuple[str, int]]) -> None:
     hall = Hall(per_address, max_connections, trusted=("9.9.9.9",))

@@ -36,12 +36,7 @@ async def rest_of(reader: AsyncIterator[list[EventRow]]) -> list[EventRow]:
 
 
 async def written(
-    log: EventLog,
-    response: str,
-    *texts: str,
-    created: float | None = None,
-    owner: str = "key",
-    request: bytes = b"{}",
+    log: EventLog, response: str, *texts: str, created: float | None = None, owner: str = "key", request: bytes = b"{}"
 ) -> LiveEvents:
     live = log.begin(record(response, created, owner, request), stored=True)
     await log.append(live, events(*texts), last=True)

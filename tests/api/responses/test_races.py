@@ -53,12 +53,7 @@ def begun(http: httpx.Client) -> str:
 @pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize(("method", "where"), [("GET", ""), ("POST", "/cancel")])
 def test_a_response_that_ends_while_it_is_fetched_has_not_failed(
-    http: httpx.Client,
-    service: ScriptedService,
-    monkeypatch: pytest.MonkeyPatch,
-    after: int,
-    method: str,
-    where: str,
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch, after: int, method: str, where: str
 ) -> None:
     ending = Ending(monkeypatch, service)
     made = begun(http)

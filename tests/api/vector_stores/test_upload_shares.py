@@ -62,9 +62,7 @@ async def upload(files: Uploads, key: str) -> int:
     return int(json.loads(bytes(answer.body))["bytes"])
 
 
-async def test_parts_of_one_key_s_many_uploads_alternate_with_those_of_another_key(
-    files: Uploads,
-) -> None:
+async def test_parts_of_one_key_s_many_uploads_alternate_with_those_of_another_key(files: Uploads) -> None:
     anns, waited = 0, list[int]()
 
     class Noted(UploadTurns):
