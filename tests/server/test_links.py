@@ -96,26 +96,6 @@ async def site(state: Path, *, key: PrivateKey = KEY, **settings: Any) -> AsyncI
 
 
 @pytest.mark.anyio
-async def test_an_agent_enrols_links_and_needs_no_code_the_next_time(tmp_path: Path) -> None:
-    async with site(tmp_path) as here:
-        ours, theirs = await here.linked(tmp_path / "agent", here.registry.add("phone"))
-        assert (ours.device, ours.peer.documents, theirs.peer.documents) == ("phone", 3, 5)
-        await theirs.close()
-        await ours.closed.wait()
-        again, _ = await here.linked(tmp_path / "agent", None)
-        assert again.device == "phone"
-
-
-@pytest.mark.anyio
-async def test_an_agent_that_is_not_enrolled_is_told_what_to_do(tmp_path: Path) -> None:
-    async with site(tmp_path) as here:
-        with pytest.raises(ConfigError, match="devices add phone"):
-            await here.agent(tmp_path / "agent", None, lambda _: None).enrol()
-        with pytest.raises(ConfigError, match="401"):
-            await here.agent(tmp_path / "agent", "AAAA-BBBB-CCCC-DDDD", lambda _: None).enrol()
-
-
-@pytest.mark.anyio
 async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

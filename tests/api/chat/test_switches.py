@@ -1,4 +1,4 @@
-"""Switches behind a model's name, the system message by setting, and addresses of cited passages."""
+"""Switches behind a model's name, workflows, energy, the system message by setting, and addresses of passages."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 
 from paceline.api.http.routing import Addresses
 from paceline.api.models import read_aliases
+from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import ConfigError
-from paceline.runtime.service import Citation, TextDelta
-from tests.api.chat.test_output import whole
+from paceline.runtime.service import Citation, TextDelta, WorkflowStep
+from tests.api.chat.test_output import stream, whole
+from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import EMBEDDER, MODEL, Script, ScriptedService, done
 
@@ -103,3 +105,109 @@ def test_addresses_are_those_of_the_side_that_has_the_passage() -> None:
     assert links.url(there) == "https://cloud.test/below/passage?id=3"
     assert Addresses("http://cloud:8000").url(there) == "paceline://cloud/a%20b.md"
     assert links.url(replace(there, url="https://web.test/")) == "https://web.test/"
+
+
+# ---- workflows, by field or by the model's name, and the steps that a client is told of ------------------------------
+STEP = WorkflowStep("rewrite", "done", "engine 0", 0.25, "Where is the broom?")
+FAILED = WorkflowStep("search far", "failed", "link", 1.0, "the other side's documents are not read")
+LINES = (
+    "rewrite, 0.25 s on engine 0: Where is the broom?\n"
+    "search far (failed), 1.00 s on link: the other side's documents are not read\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "extension", "asked"),
+    [
+        (MODEL.name, {}, None),
+        (MODEL.name, {"workflow": "fast"}, "fast"),
+        (f"{MODEL.name}:research", {}, "research"),
+        (f"{MODEL.name}:advanced", {"workflow": "advanced"}, "advanced"),
+    ],
+)
+def test_a_workflow_is_asked_for_by_field_or_name(
+    http: httpx.Client, service: ScriptedService, model: str, extension: dict[str, object], asked: str | None
+) -> None:
+    answer = post(http, model=model, paceline=extension)
+    assert answer.json()["model"] == model
+    assert service.requests[-1].sources.workflow == asked
+
+
+def test_the_list_has_a_switch_for_each_workflow_that_can_be_done_after_the_models(
+    http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = [model.name for model in service.models()]
+    for workflows in (service.workflows(), ("fast", "advanced")):
+        monkeypatch.setattr(service, "workflows", lambda known=workflows: known)
+        listed = [each["id"] for each in http.get("/v1/models").json()["data"]]
+        assert listed[: len(plain)] == plain
+        assert [name for name in listed if name.startswith(f"{MODEL.name}:")] == [
+            f"{MODEL.name}:{switch}" for switch in ("plain", "local-only", *workflows)
+        ]
+
+
+def test_a_workflow_that_means_nothing_is_refused(http: httpx.Client, service: ScriptedService) -> None:
+    prompt = {"model": MODEL.name, "prompt": "Hi", "paceline": {"workflow": "fast"}}
+    for refused in (post(http, paceline={"workflow": "slow"}), http.post("/v1/completions", json=prompt)):
+        assert fault(refused)["param"] == "paceline.workflow"
+    assert not service.requests
+
+
+def test_steps_are_reasoning_in_a_stream_and_as_a_whole(http: httpx.Client, service: ScriptedService) -> None:
+    steps = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
+    service.script = Script([*steps, TextDelta("Hi", 2), done(steps=(STEP, FAILED))])
+    chunks = stream(http, paceline={"workflow": "advanced", "steps": True})
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == LINES
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hi"
+    told = [chunk["paceline"]["step"]["unit"] for chunk in chunks if "step" in chunk.get("paceline", {})]
+    assert told == ["engine 0", "link"]
+    message = whole(http, paceline={"workflow": "advanced", "steps": True})["choices"][0]["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Hi", LINES)
+
+
+# ---- joules, in every endpoint that generates text -------------------------------------------------------------------
+USE = EnergyUse("rapl", Energy(1.5), Energy(0.5, measured=False))
+REPORTED = {
+    "device": {
+        "meter": "rapl",
+        "joules": 2.0,
+        "joules_per_token": 1.0,
+        "computed": {"joules": 1.5, "source": "measured"},
+        "sent": {"joules": 0.5, "source": "modelled"},
+    }
+}
+
+
+def test_a_report_has_the_joules_of_the_side_and_their_source(http: httpx.Client, service: ScriptedService) -> None:
+    service.script = Script([TextDelta("Hi", 2), done(energy={"device": USE}, completion_tokens=2)])
+    report = {"paceline": {"report": True}}
+    assert stream(http, **report)[-1]["paceline"]["energy"] == REPORTED
+    asked = {"completions": {"prompt": [1, 2]}, "responses": {"input": "Hi"}, "chat/completions": BODY}
+    for path, fields in asked.items():
+        answer = http.post(f"/v1/{path}", json={"model": "scripted", **fields, **report})
+        assert answer.json()["paceline"]["energy"] == REPORTED
+
+
+def test_a_budget_reaches_the_strategy(http: httpx.Client, service: ScriptedService) -> None:
+    asked = {"joules_per_token": 0.25}
+    assert post(http, paceline={"energy": asked}).status_code == 200
+    assert post(http, paceline={"energy": {"joules_per_step": 1.2}}).status_code == 200
+    assert post(http).status_code == 200
+    first, second, none = (dict(request.wish.options) for request in service.requests)
+    assert {name: first[name] for name in asked} == asked and second["joules_per_step"] == 1.2
+    assert "joules_per_token" not in none
+
+
+def test_a_budget_that_means_nothing_is_refused(http: httpx.Client, service: ScriptedService) -> None:
+    cases: list[tuple[str, object]] = [
+        ("paceline.energy", 5),
+        ("paceline.energy.joules", {"joules": 1}),
+        ("paceline.energy.joules_per_token", {"joules_per_token": -1}),
+        ("paceline.energy.joules_per_step", {"joules_per_step": 1e7}),
+        ("paceline.energy.objective", {"objective": "renewal"}),
+        ("paceline.energy", {"joules_per_token": 1, "joules_per_step": 1}),
+    ]
+    for param, energy in cases:
+        assert fault(post(http, paceline={"energy": energy}))["param"] == param
+    assert not service.requests

@@ -335,16 +335,3 @@ def test_a_stream_is_typed_and_resumed_after_any_of_its_events(client: openai.Op
         rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=after))
         assert rest == everything[after + 1 :]
     assert list(client.responses.retrieve(first.response.id, stream=True)) == everything
-
-
-def test_leaving_a_stream_in_the_background_changes_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
-    go = Signal()
-    service.script = Script([TextDelta("Hello", 1), go, TextDelta(" there.", 1), done()])
-    stream = client.responses.create(model="scripted", input="Hi", stream=True, background=True)
-    first = next(iter(stream))
-    assert first.type == "response.created"
-    stream.close()
-    go.set()
-    rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=0))
-    assert [event.sequence_number for event in rest] == list(range(1, len(rest) + 1))
-    assert client.responses.retrieve(first.response.id).output_text == "Hello there."

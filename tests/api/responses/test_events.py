@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +15,11 @@ from hypothesis import strategies as st
 from paceline.api.chat.tools import AnswerReader, ToolCallParser
 from paceline.api.http.body import encode_json
 from paceline.api.http.errors import Failure
-from paceline.api.responses.events import Event, ResponseEvents, close_interrupted, replay
+from paceline.api.responses.events import DivergedError, Event, ResponseEvents, Unsaid, close_interrupted, replay
 from paceline.api.responses.store import ENDS, EventRow
-from paceline.runtime.service import Citation, GenerateEvent, TextDelta, TokenLogprob
-from tests.api.scripted import done
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, TextDelta, TokenLogprob
+from tests.api.chat.test_switches import FAILED, LINES, STEP
+from tests.api.scripted import MODEL, Script, ScriptedService, done
 
 FIRST: dict[str, object] = {"id": "resp_1", "status": "in_progress", "output": [], "usage": None}
 CALL = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Ulm"}}\n</tool_call>'
@@ -215,3 +217,90 @@ def test_a_response_that_ends_early_keeps_its_text(how: str) -> None:
     else:
         assert (kind, response["status"]) == ("response.failed", "failed")
         assert response["error"] == {"code": "server_error", "message": "The device has gone."}
+
+
+# ---- steps of a workflow: a reasoning item before the answer, where the request wants them ---------------------------
+STEPS: list[GenerateEvent] = [TextDelta("", 0, step=step) for step in (STEP, FAILED)]
+
+
+@pytest.mark.parametrize(("texts", "calls"), [(["Hi"], False), ([], False), ([CALL], True)])
+def test_steps_are_one_item_before_the_answer(texts: list[str], calls: bool) -> None:
+    events = events_of([*STEPS, *(TextDelta(text, 2) for text in texts), done()], calls)
+    assert [kind for kind, _ in events[2:12]] == [
+        "response.output_item.added",
+        *[f"response.reasoning_summary_{kind}" for kind in ("part.added", "text.delta", "text.done", "part.done")] * 2,
+        "response.output_item.done",
+    ]
+    reasoning, answer = final_of(events)["output"]
+    assert (reasoning["type"], reasoning["status"]) == ("reasoning", "completed")
+    assert [part["text"] for part in reasoning["summary"]] == LINES.splitlines(keepends=True)
+    assert answer["type"] == ("function_call" if calls else "message")
+    assert [body["output_index"] for _, body in events if "output_index" in body] == sorted(
+        body["output_index"] for _, body in events if "output_index" in body
+    )
+
+
+def test_a_step_after_the_answer_has_begun_changes_nothing_of_it() -> None:
+    events = events_of([TextDelta("Hi", 2), *STEPS, done()])
+    assert [item["type"] for item in final_of(events)["output"]] == ["message"]
+
+
+def test_an_interrupted_reasoning_keeps_its_steps() -> None:
+    rows = rows_of(events_of([*STEPS, TextDelta("Hi", 2), done()]))
+    assert replay(rows[:-1])["output"] == replay(rows)["output"]
+    (last,) = close_interrupted(rows[:6])
+    (item,) = replay([last])["output"]
+    assert (item["status"], [part["text"] for part in item["summary"]]) == ("incomplete", LINES.splitlines(True)[:1])
+
+
+def test_a_response_has_reasoning_where_steps_are_told(http: httpx.Client, service: ScriptedService) -> None:
+    body = {"model": MODEL.name, "input": "Hi", "paceline": {"workflow": "advanced", "steps": True}}
+    service.script = Script([*STEPS, TextDelta("Hi", 2), done(steps=(STEP, FAILED))])
+    output = http.post("/v1/responses", json=body).json()["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    assert http.post("/v1/responses", json=body | {"input": [*output, {"role": "user", "content": "And?"}]}).is_success
+    service.script = Script([TextDelta("Hi", 2), done()])
+    assert [item["type"] for item in http.post("/v1/responses", json=body).json()["output"]] == ["message"]
+
+
+# ---- an answer computed again: whatever was told of it, and however its text is cut this time ------------------------
+TOKENS = ("Ti", "ber", " is", " a", " cat", ".", "")
+
+
+def deltas(cuts: Sequence[int], *, thinking: int = 2) -> list[GenerateEvent]:
+    """The same tokens, so many at a time; the first of them thought."""
+    events: list[GenerateEvent] = []
+    begin = 0
+    for end in sorted({*cuts, thinking, len(TOKENS)}):
+        tokens = TOKENS[begin:end]
+        logprobs = tuple((TokenLogprob(token, -0.5, tuple(token.encode())), ()) for token in tokens)
+        if tokens and end <= thinking:
+            events.append(TextDelta("".join(tokens), len(tokens), thinking=True))
+        elif tokens:
+            events.append(TextDelta("".join(tokens), len(tokens), logprobs=logprobs))
+        begin = end
+    return [*events, GenerationResult("stop", 1, len(TOKENS), "autoregressive", "")]
+
+
+cuts = st.lists(st.integers(1, len(TOKENS)))
+
+
+@given(cuts, cuts, st.integers(1, 40))
+def test_what_was_told_and_the_rest_are_the_whole_answer(first: list[int], second: list[int], count: int) -> None:
+    whole = rows_of(events_of(deltas(first)))
+    begun = whole[: min(count, len(whole) - 1)]
+    unsaid = Unsaid(begun)
+    rest = unsaid.of(events_of(deltas(second), ids=unsaid.ids))
+    rows = [*begun, *(EventRow(int(str(body["sequence_number"])), kind, encode_json(body)) for kind, body in rest)]
+    assert [row.sequence for row in rows] == list(range(len(rows)))
+    assert replay(rows) == replay(whole)
+    assert replay(rows[:-1])["output"] == replay(whole[:-1])["output"]  # made of the deltas, not of the last event
+
+
+@pytest.mark.parametrize("other", ["Ti", "Tiger"])
+def test_another_text_is_not_told_as_the_rest(other: str) -> None:
+    begun = rows_of(events_of([TextDelta("Tiber is", 3)]))
+    unsaid = Unsaid(begun)
+    end = GenerationResult("stop", 1, 1, "autoregressive", "")
+    with pytest.raises(DivergedError):
+        unsaid.of(events_of([TextDelta(other, 1), end], ids=unsaid.ids))
