@@ -26,15 +26,8 @@ from paceline.settings_sources import resolve
 from tests.api.scripted import WAIT, ScriptedService, serving
 
 EXPECTED = {
-    "python",
-    "packages",
-    "torch",
-    "processor",
-    "memory",
-    "embedder",
-    "demo model",
-    "demo cloud model",
-    "demo device model",
+    *("python", "packages", "torch", "processor", "memory", "embedder"),
+    *("demo model", "demo cloud model", "demo device model"),
 }
 
 

@@ -99,14 +99,8 @@ def test_a_stream_adds_up_to_the_whole_answer(
 
 def test_a_stream_begins_with_the_message_and_ends_with_its_stop(http: httpx.Client) -> None:
     found = [event["type"] for event in events(http)]
-    assert found == [
-        "message_start",
-        "content_block_start",
-        *["content_block_delta"] * 3,
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
+    pieces = ["content_block_start", *["content_block_delta"] * 3, "content_block_stop"]
+    assert found == ["message_start", *pieces, "message_delta", "message_stop"]
 
 
 @pytest.mark.parametrize(
@@ -150,32 +144,20 @@ def test_documents_are_cited_by_the_text_as_found_by_the_server(http: httpx.Clie
 
 
 def test_what_is_asked_becomes_a_chat(http: httpx.Client, service: ScriptedService) -> None:
-    whole(
-        http,
-        system=[{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be brief."}],
-        messages=[
-            {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
-            {
-                "role": "assistant",
-                "content": [
-                    {"type": "thinking", "thinking": "hm", "signature": "x"},
-                    {"type": "text", "text": "I look."},
-                    {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}},
-                ],
-            },
-            {
-                "role": "user",
-                "content": [
-                    {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain"}]},
-                    {"type": "text", "text": "And now?"},
-                ],
-            },
-        ],
-        temperature=0.5,
-        top_k=7,
-        top_p=0.9,
-        stop_sequences=["END"],
-    )
+    calling = [
+        {"type": "thinking", "thinking": "hm", "signature": "x"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}},
+    ]
+    returned = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [{"type": "text", "text": "rain"}]}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+        {"role": "assistant", "content": calling},
+        {"role": "user", "content": [returned, {"type": "text", "text": "And now?"}]},
+    ]
+    system = [{"type": "text", "text": "Be kind."}, {"type": "text", "text": "Be brief."}]
+    sampling = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "stop_sequences": ["END"]}
+    whole(http, system=system, messages=messages, **sampling)
     (asked,) = service.requests
     assert [message["role"] for message in asked.prompt.messages] == ["system", "user", "assistant", "tool", "user"]
     assert asked.prompt.messages[0]["content"] == "Be kind.\nBe brief."

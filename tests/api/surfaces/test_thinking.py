@@ -119,18 +119,10 @@ def test_a_message_has_it_as_a_block_where_it_is_asked_for(http: httpx.Client, s
     for more in ({}, {"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive", "display": "omitted"}}):
         assert messages(http, **more).json()["content"] == [{"type": "text", "text": "Four."}]
     assert [request.output.thinking_tokens for request in service.requests] == [7, 7, 0, 0, None]
-    assert [request.prompt.template.get("enable_thinking") for request in service.requests[1:]] == [
-        True,
-        False,
-        False,
-        None,
-    ]
-    turns = [
-        *ASKED["messages"],
-        {"role": "assistant", "content": whole["content"]},
-        {"role": "user", "content": "And 3?"},
-    ]
-    messages(http, messages=turns)
+    enabled = [request.prompt.template.get("enable_thinking") for request in service.requests[1:]]
+    assert enabled == [True, False, False, None]
+    turns = [{"role": "assistant", "content": whole["content"]}, {"role": "user", "content": "And 3?"}]
+    messages(http, messages=[*ASKED["messages"], *turns])
     assert service.requests[-1].prompt.messages[1]["content"] == "<think>\nTwo and two.\n</think>\n\nFour."
 
 
@@ -170,11 +162,8 @@ def test_how_much_it_thinks_is_asked_for_in_many_ways(http: httpx.Client, servic
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_a_model_that_does_not_think_reads_no_thinking(http: httpx.Client, service: ScriptedService, name: str) -> None:
-    turns = [
-        *ASKED["messages"],
-        {"role": "assistant", "content": "Four.", name: "Two."},
-        {"role": "user", "content": "?"},
-    ]
+    answer = {"role": "assistant", "content": "Four.", name: "Two."}
+    turns = [*ASKED["messages"], answer, {"role": "user", "content": "?"}]
     chat(http, messages=turns)
     chat(http, messages=turns, model="plain")
     texts = [request.prompt.messages[1]["content"] for request in service.requests]
