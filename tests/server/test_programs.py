@@ -39,10 +39,9 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", STARTER, *arguments]
 
 
-@contextmanager
-def program(*arguments: str) -> Iterator[str]:
-    """The URL of a running program, stopped by SIGTERM."""
-    process = subprocess.Popen(
+def started(*arguments: str) -> subprocess.Popen[str]:
+    """A program with the fake model on a free port."""
+    return subprocess.Popen(
         command(*arguments, "--model", "fake", "--port", "0"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -50,6 +49,12 @@ def program(*arguments: str) -> Iterator[str]:
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[str]:
+    """The URL of a running program, stopped by SIGTERM."""
+    process = started(*arguments)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

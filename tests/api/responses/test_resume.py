@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 
 from paceline.runtime.service import TextDelta
 from tests.api.scripted import WAIT, Script, ScriptedService, Signal, client_of, done, serving
-from tests.server.test_programs import ROOT, command
+from tests.server.test_programs import started
 
 pytestmark = pytest.mark.slow
 
@@ -90,14 +89,7 @@ def test_interrupted_a_hundred_times_at_random_every_event_comes_exactly_once(tm
 @contextmanager
 def server(state: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
     """The server program with the fake model, killed at the end."""
-    process = subprocess.Popen(
-        command("serve", "--model", "fake", "--port", "0", "--state-dir", str(state), *arguments),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
+    process = started("serve", "--state-dir", str(state), *arguments)
     try:
         assert process.stdout is not None
         ready = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())

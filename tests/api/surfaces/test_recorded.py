@@ -66,23 +66,17 @@ def test_a_recorded_count_counts(http: httpx.Client) -> None:
     assert response.status_code == 200 and response.json()["input_tokens"] > 1000, "of tools, most of all"
 
 
-def roles(service: ScriptedService) -> list[str]:
-    return [message["role"] for message in service.requests[-1].prompt.messages]
-
-
 def prompt(service: ScriptedService) -> str:
     return "\n".join(message["content"] for message in service.requests[-1].prompt.messages)
 
 
-def test_a_system_message_stays_in_its_place(http: httpx.Client, service: ScriptedService) -> None:
+def test_a_system_message_stays_in_its_place_and_a_pdf_that_a_tool_has_read_is_read_too(
+    http: httpx.Client, service: ScriptedService
+) -> None:
     sent(http, recorded("claude_code_after_tools"))
-    assert roles(service) == ["system", "user", "system", "assistant", "tool", "user"]
-
-
-def test_a_pdf_that_a_tool_has_read_is_read_too(http: httpx.Client, service: ScriptedService) -> None:
-    sent(http, recorded("claude_code_after_tools"))
-    (results,) = (message["content"] for message in service.requests[-1].prompt.messages if message["role"] == "tool")
-    assert "The lease ends in May." in results
+    messages = service.requests[-1].prompt.messages
+    assert [each["role"] for each in messages] == ["system", "user", "system", "assistant", "tool", "user"]
+    assert "The lease ends in May." in messages[4]["content"]
 
 
 def test_a_deferred_tool_is_offered_once_a_search_has_found_it(http: httpx.Client, service: ScriptedService) -> None:
