@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bench.constraints import CONCURRENCY, FORMS, judged, linked_nodes
+from bench.constraints import FORMS, judged, linked_nodes
 from bench.guess_scores import Scored
 from bench.leakage import corpus, text_of
 from bench.redaction import SET, MadeText, judge, made, replaced, run
@@ -74,14 +74,11 @@ def test_the_validation_accepts_only_fitting_answers() -> None:
     assert not calls.holds('<tool_call>\n{"name": "wood", "arguments": {"left": {}}}\n</tool_call>')
 
 
-RUNS = dict(zip(CONCURRENCY, (2, 6, 12), strict=True))  # by concurrency; the bench itself makes 1,000 of each
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 @pytest.mark.anyio
 async def test_every_answer_validates_in_every_strategy(strategy: Strategy) -> None:
+    runs = 2 * len(FORMS)  # the bench itself makes 1,000, by itself, and with 8 and 32 at once
     async with linked_nodes() as nodes:
-        for at_once, runs in RUNS.items():
-            outcome = await judged(nodes, strategy, runs, at_once)
-            assert (outcome.runs, outcome.valid) == (runs, runs), f"{at_once} at once"
+        outcome = await judged(nodes, strategy, runs, 8)
+        assert (outcome.runs, outcome.valid) == (runs, runs)
         assert all(node.num_answers == 0 for node in nodes.values())

@@ -71,15 +71,6 @@ def test_a_holder_that_is_always_wrong_takes_equation_7_with_the_share_that_was_
     assert expected - late - 1e-9 <= result <= expected + 1e-9
 
 
-def test_figure_4_in_the_replay() -> None:
-    """Only the sum of the delays, 1.5 and 1.8 s, matters."""
-    link, tokens = constant(1.65), 40
-    best = Replay(trace([(True, True)] * tokens, 1.0, 2.0), link, Static("device")).run().seconds
-    worst = Replay(trace([(False, False)] * tokens, 1.0, 2.0), link, Static("device")).run().seconds
-    assert best == pytest.approx(2.0 * tokens, rel=0.02)
-    assert worst == pytest.approx(2.65 + 4.3 * (tokens - 1))
-
-
 @given(acceptances, times, times, times, st.sampled_from(sorted(RULES)), st.integers(1, 12), st.integers(0, 99))
 @settings(deadline=None, derandomize=True, database=None, max_examples=150)
 def test_every_rule_finishes_and_none_outruns_the_slower_side(
