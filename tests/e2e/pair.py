@@ -16,7 +16,7 @@ from openai import OpenAI
 
 from paceline.commands import demo as commands
 from paceline.commands.demo import Child, Children, command, free_port, linked, start_pair
-from paceline.strategies.base import SIDES, Side
+from paceline.strategies.base import Side
 from tests.e2e.turnstile import Turnstile, turnstile
 
 DOCUMENTS: Mapping[Side, str] = {
@@ -60,17 +60,22 @@ def running_pair(
     directory: Path,
     *,
     model: str | Mapping[Side, str] = "fake",
-    documents: Mapping[Side, str] = DOCUMENTS,
+    documents: Mapping[Side, str | Path] = DOCUMENTS,
     flags: tuple[str, ...] = (),
     agent_flags: tuple[str, ...] = (),
     cloud_flags: tuple[str, ...] = (),
     embedder: str | Mapping[Side, str] = "hash",
     stoppable: bool = False,
 ) -> Iterator[Pair]:
-    """Both programs, ready and linked, and ended in every case. stoppable: with a turnstile between them."""
-    files = {side: directory / f"{side}.md" for side in SIDES}
-    for side, file in files.items():
-        file.write_text(documents[side])
+    """Both programs, ready and linked, and ended in every case.
+
+    documents: of each side a text, or a file or folder. stoppable: with a turnstile between them.
+    """
+    files: dict[Side, Path] = {}
+    for side, given in documents.items():
+        files[side] = given if isinstance(given, Path) else directory / f"{side}.md"
+        if isinstance(given, str):
+            files[side].write_text(given)
     with Children(directory) as children, ExitStack() as between:
         proxies: list[Turnstile] = []
 
@@ -92,20 +97,33 @@ def running_pair(
         yield Pair(children, started, directory, proxies[-1] if proxies else None)
 
 
-class Server:
-    """`paceline serve` with its own documents, and the commands and requests of its users."""
+def started(
+    children: Children, name: str, program: str, *flags: str, state: Path | None = None, port: int = 0
+) -> Child:
+    """`paceline serve` or `agent`, ready: with the fake model on a free port, unless flags or `port` say otherwise."""
+    port = free_port(port)
+    model = () if "--model" in flags else ("--model", "fake")
+    where = ("--port", str(port), "--state-dir", str(state or children.directory / name))
+    child = children.start(name, command(program, *model, *where, *flags), port=port)
+    children.wait(all)
+    return child
 
-    def __init__(self, children: Children, directory: Path) -> None:
+
+class Server:
+    """`paceline serve`, or `agent`, with its own documents, and the commands and requests of its users."""
+
+    def __init__(self, children: Children, directory: Path, program: str = "serve") -> None:
         self._children = children
+        self._program = program
+        self.side = "cloud" if program == "serve" else "device"
         self.state = directory / "state"
-        self._port = free_port(0)
         self.child: Child
+        self._port = 0
         self.start()
 
     def start(self) -> None:
-        flags = ("--model", "fake", "--port", str(self._port), "--state-dir", str(self.state))
-        self.child = self._children.start("cloud", command("serve", *flags), port=self._port)
-        self._children.wait(lambda reports: all(reports))
+        self.child = started(self._children, self.side, self._program, state=self.state, port=self._port)
+        self._port = int(self.child.url.rsplit(":", 1)[1])
 
     def kill(self) -> None:
         os.kill(self.child.process.pid, signal.SIGKILL)
@@ -116,7 +134,7 @@ class Server:
         return self._children.run(command(*arguments, "--state-dir", str(self.state)))
 
     def docs(self, *arguments: str) -> str:
-        flags = ("--side", "cloud", "--state-dir", str(self.state), "--embedder", "hash")
+        flags = ("--side", self.side, "--state-dir", str(self.state), "--embedder", "hash")
         return self._children.run(command("docs", *arguments, *flags))
 
     def make_key(self, name: str) -> str:

@@ -1,7 +1,8 @@
-"""A proxy before a server, which forwards a given number of the device's messages on the link and holds the next one.
+"""A proxy between agent and server: it keeps what goes over the link, and stops it at a message of a test's choice.
 
-A test can thus stop two real processes at a message of its choice, however fast or busy the machine is: the server
-cannot receive a message before it is let through.
+It sees what somebody in between without TLS would. It forwards a given number of the device's messages and holds the
+next one, so that a test can stop two real processes there, however fast or busy the machine is: the server cannot
+receive a message before it is let through.
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ CHUNK = 65536
 
 
 class Turnstile:
+    """Messages of the link are kept in `up` and `down`, unmasked; HTTP, such as enrolment, in `http`."""
+
     def __init__(self, server: str) -> None:
         """server: base URL of the server."""
+        self.up: list[bytes] = []  # from the device
+        self.down: list[bytes] = []
+        self.http: list[bytes] = []
         self._server = urlsplit(server)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
@@ -28,6 +34,10 @@ class Turnstile:
         self._sockets: list[socket.socket] = []
         self.held = threading.Event()  # set while a message waits
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def everything(self) -> list[bytes]:
+        return [*self.up, *self.down, *self.http]
 
     def let(self, messages: int | None) -> None:
         """Let this many more messages pass; None: all."""
@@ -44,43 +54,44 @@ class Turnstile:
 
     def close(self) -> None:
         self.cut()
-        for each in [self._listener, *self._sockets]:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        _end(self._listener, *self._sockets)
+        for each in (self._listener, *self._sockets):
             each.close()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 device, _ = self._listener.accept()
-                server = socket.create_connection((self._server.hostname or "", self._server.port or 80))
-                self._sockets += [device, server]
-                threading.Thread(target=self._up, args=(device, server), daemon=True).start()
-                threading.Thread(target=self._down, args=(server, device), daemon=True).start()
+                self._sockets.append(device)
+                try:
+                    server = socket.create_connection((self._server.hostname or "", self._server.port or 80))
+                except OSError:  # the server is down
+                    device.close()
+                    continue
+                self._sockets.append(server)
+                for way in ((device, server, self.up, self._pass), (server, device, self.down, lambda _: None)):
+                    threading.Thread(target=self._forward, args=way, daemon=True).start()
 
-    def _up(self, device: socket.socket, server: socket.socket) -> None:
+    def _forward(
+        self, source: socket.socket, sink: socket.socket, kept: list[bytes], gate: Callable[[int], None]
+    ) -> None:
         cuts = self._cuts
-        with suppress(OSError, EOFError):
-            stream = device.makefile("rb")
+        with suppress(OSError, EOFError), source.makefile("rb") as stream:
             head = b""
             while not head.endswith(b"\r\n\r\n"):
                 head += _some(stream.readline())
-            server.sendall(head)
-            if b"upgrade: websocket" not in head.lower():
-                while data := stream.read1(CHUNK):  # no WebSocket
-                    server.sendall(data)
-                raise EOFError
-            for frame, opcode in _frames(stream.read):
-                if opcode < CONTROL:
-                    self._pass(cuts)
-                server.sendall(frame)
-        _end(device, server)
-
-    def _down(self, server: socket.socket, device: socket.socket) -> None:
-        with suppress(OSError):
-            while data := server.recv(CHUNK):
-                device.sendall(data)
-        _end(device, server)
+            self.http.append(head)
+            sink.sendall(head)
+            if b"upgrade: websocket" in head.lower():
+                for frame, opcode, payload in _frames(stream.read):
+                    if opcode < CONTROL:
+                        gate(cuts)
+                        kept.append(payload)
+                    sink.sendall(frame)
+            while data := stream.read1(CHUNK):  # no WebSocket
+                self.http.append(data)
+                sink.sendall(data)
+        _end(source, sink)
 
     def _pass(self, cuts: int) -> None:
         with self._gate:
@@ -93,8 +104,8 @@ class Turnstile:
                 self._left -= 1
 
 
-def _end(*both: socket.socket) -> None:
-    for each in both:
+def _end(*ends: socket.socket) -> None:
+    for each in ends:
         with suppress(OSError):
             each.shutdown(socket.SHUT_RDWR)
 
@@ -105,16 +116,21 @@ def _some(data: bytes) -> bytes:
     return data
 
 
-def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, int]]:
-    """Complete frames, each with its opcode (RFC 6455, 5.2)."""
+def _frames(read: Callable[[int], bytes]) -> Iterator[tuple[bytes, int, bytes]]:
+    """Complete frames, each with its opcode and its payload (RFC 6455, 5.2)."""
     while True:
         frame = _some(read(2))
         length, masked = frame[1] & 0x7F, frame[1] & 0x80
         if length >= 126:
             extended = _some(read(2 if length == 126 else 8))
             frame, length = frame + extended, int.from_bytes(extended)
-        rest = length + (4 if masked else 0)
-        yield frame + (_some(read(rest)) if rest else b""), frame[0] & 0x0F
+        mask = _some(read(4)) if masked else bytes(4)
+        data = _some(read(length)) if length else b""
+        if len(data) < length:
+            raise EOFError
+        repeated = (mask * (length // 4 + 1))[:length]
+        payload = (int.from_bytes(data) ^ int.from_bytes(repeated)).to_bytes(length)
+        yield frame + (mask if masked else b"") + data, frame[0] & 0x0F, payload
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ import httpx
 import msgspec
 import pytest
 
-from paceline.commands.demo import Children, Pair, command, start_pair
+from paceline.commands.demo import Children, command
+from paceline.core.side import Side
 from paceline.errors import PacelineError
 from paceline.wire.codec import decode
 from paceline.wire.messages import SEARCH, OpenSession, RetrievedPassages, SessionFrame
+from tests.e2e.pair import Pair, running_pair
+from tests.e2e.turnstile import Turnstile
 from tests.reliability.rogue_cloud import question
-from tests.reliability.tap import Tap, tapped
 from tests.reliability.test_cloud_asks import BOAT, WIFI, asked_agent
 
 SUBJECTS = {"never": "boat", "passages": "mill", "ask": "garden", "free": "bicycle"}  # by folder
@@ -40,8 +41,7 @@ class Ruled:
     """A pair whose device has a policy, with a tap on the link."""
 
     pair: Pair
-    tap: Tap
-    children: Children
+    tap: Turnstile
     config: Path
     marks: set[bytes]
 
@@ -69,8 +69,8 @@ class Ruled:
         return [message for message in sent if isinstance(message, SessionFrame)]
 
     def policy(self, *words: str) -> str:
-        where = ("--state-dir", str(self.children.directory / "device"), "--config", str(self.config))
-        return self.children.run(command("policy", *words, *where))
+        where = ("--state-dir", str(self.pair.directory / "device"), "--config", str(self.config))
+        return self.pair.children.run(command("policy", *words, *where))
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,6 @@ def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
     directory = tmp_path_factory.mktemp("ruled")
     rng = random.Random(35)
     notes, marks = directory / "notes", set[bytes]()
-    (directory / "town").mkdir()
-    (directory / "town" / "town.md").write_text("Every mill and boat of the town has a number.\n")
     for folder, subject in SUBJECTS.items():
         (notes / folder).mkdir(parents=True)
         for number in range(4):
@@ -89,25 +87,10 @@ def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
             (notes / folder / f"{subject}-{number}.md").write_text(text)
     config = directory / "policy.toml"
     config.write_text(POLICY.format(notes=notes))
-    with ExitStack() as stack:
-        children = stack.enter_context(Children(directory))
-        taps: list[Tap] = []
-
-        def dialled(url: str) -> str:
-            taps.append(stack.enter_context(tapped(url)))
-            return taps[0].url
-
-        pair = start_pair(
-            children,
-            {"cloud": directory / "town", "device": notes},
-            model="fake",
-            embedder="hash",
-            device="laptop",
-            side_flags={"device": ("--config", str(config))},
-            dialled=dialled,
-        )
-        yield Ruled(pair, taps[0], children, config, marks)
-        children.stop()  # before the tap
+    documents: dict[Side, str | Path] = {"cloud": "Every mill and boat of the town has a number.\n", "device": notes}
+    with running_pair(directory, documents=documents, agent_flags=("--config", str(config)), stoppable=True) as pair:
+        assert pair.turnstile is not None
+        yield Ruled(pair, pair.turnstile, config, marks)
 
 
 def test_the_wire_has_what_the_rule_lets_leave_and_no_more(ruled: Ruled) -> None:
@@ -131,10 +114,10 @@ def test_the_wire_has_what_the_rule_lets_leave_and_no_more(ruled: Ruled) -> None
 def test_a_client_of_the_cloud_has_none_of_the_documents_with_a_rule_read(ruled: Ruled) -> None:
     for subject in SUBJECTS.values():
         ruled.ask("cloud", subject, "document-private", strategy="aggregate")
-    state = str(ruled.children.directory / "device")
+    state = str(ruled.pair.directory / "device")
     known = command("docs", "list", "--json", "--store", f"{state}/docs", "--embedder", "hash")
-    names = {row["id"]: row["name"] for row in json.loads(ruled.children.run(known))}
-    asked = json.loads(ruled.children.run(command("devices", "activity", "--json", "--state-dir", state)))
+    names = {row["id"]: row["name"] for row in json.loads(ruled.pair.children.run(known))}
+    asked = json.loads(ruled.pair.children.run(command("devices", "activity", "--json", "--state-dir", state)))
     read = [names[document] for entry in asked for document in entry["documents"]]
     assert len(asked) >= len(SUBJECTS) and "free/bicycle-3.md" in read
     assert all(name.startswith("free/") for name in read)
@@ -156,7 +139,7 @@ def test_a_conversation_stays_held_where_nothing_is_found_any_more(ruled: Ruled)
 def test_the_owner_confirms_at_a_terminal_and_a_check_says_what_would_happen(ruled: Ruled) -> None:
     def checked(subject: str) -> dict[str, Any]:
         asked = ("policy", "check", f"{subject} {subject}yard 3?", "--url", ruled.pair.url("device"), "--json")
-        return dict(json.loads(ruled.children.run(command(*asked))))
+        return dict(json.loads(ruled.pair.children.run(command(*asked))))
 
     before = len(ruled.tap.up)
     assert (checked("boat")["level"], checked("boat")["leaves"]) == ("local-only", "nothing")

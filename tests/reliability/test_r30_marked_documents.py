@@ -7,26 +7,23 @@ dumps of a process's memory, and the device's own state, which holds the documen
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
-from paceline.commands.demo import Children, Pair, start_pair
 from paceline.core.side import Side
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession, SessionFrame
-from tests.forked import USUAL, starting
+from tests.e2e.pair import Pair, running_pair
 from tests.reliability.conftest import Figure
-from tests.reliability.tap import Tap, tapped
 
 MARK_BYTES = 8
 SHINGLE = 8  # bytes, which are tokens of the fake model
+QUESTION = "Where is my boat number {}?"
 LEVELS = ("open", "document-private", "answer-private", "local-only")
 WAYS: dict[str, tuple[str, ...]] = {  # strategies that a level permits
     "open": ("aggregate", "draft_verify"),
@@ -39,11 +36,10 @@ WAYS: dict[str, tuple[str, ...]] = {  # strategies that a level permits
 class Marked:
     """A pair whose device holds marked documents, with a tap on the link."""
 
-    def __init__(self, children: Children, pair: Pair, tap: Tap, marks: list[str], directory: Path) -> None:
+    def __init__(self, pair: Pair, marks: list[str]) -> None:
+        assert pair.turnstile is not None
         self.pair = pair
-        self.tap = tap
-        self.children = children
-        self._directory = directory
+        self.tap = pair.turnstile
         self._shingles = {mark[at : at + SHINGLE].encode() for mark in marks for at in range(len(mark) - SHINGLE + 1)}
 
     def found(self, data: bytes) -> set[bytes]:
@@ -52,12 +48,14 @@ class Marked:
         return windows & self._shingles
 
     def files(self, *folders: str) -> list[Path]:
-        return [path for name in folders for path in (self._directory / name).rglob("*") if path.is_file()]
+        return [path for name in folders for path in (self.pair.directory / name).rglob("*") if path.is_file()]
 
-    def chat(self, side: Side, level: str, strategy: str, number: int, model: str = "fake") -> httpx.Response:
+    def chat(
+        self, side: Side, level: str, strategy: str, number: int, *, model: str = "fake", asked: str = ""
+    ) -> httpx.Response:
         body = {
             "model": model,
-            "messages": [{"role": "user", "content": f"Where is my boat number {number}?"}],
+            "messages": [{"role": "user", "content": asked or QUESTION.format(number)}],
             "max_tokens": 12,
             "seed": number,
             "temperature": number % 2,
@@ -72,33 +70,20 @@ def marked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     rng = random.Random(30)
     nightly = bool(request.config.getoption("nightly", default=False))
     marks = [rng.randbytes(MARK_BYTES).hex() for _ in range(1000 if nightly else 60)]
-    for side in ("cloud", "device", "tmp"):
-        (directory / side).mkdir()
-    (directory / "cloud-notes").mkdir()
-    (directory / "cloud-notes" / "boats.md").write_text("Boats lie in the harbour, by number.\n")
-    (directory / "device-notes").mkdir()
+    for name in ("tmp", "device-notes"):
+        (directory / name).mkdir()
     for number, mark in enumerate(marks):
         (directory / "device-notes" / f"note-{mark}.md").write_text(f"My boat number {number} is {mark}. {mark}!\n")
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack, starting(USUAL):  # environ and cmdline are read
+    documents: dict[Side, str | Path] = {
+        "cloud": "The lighthouse of the harbour is painted in green stripes.\n",
+        "device": directory / "device-notes",
+    }
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(directory / "tmp"))
-        children = stack.enter_context(Children(directory))
-        taps: list[Tap] = []
-
-        def dialled(url: str) -> str:
-            taps.append(stack.enter_context(tapped(url)))
-            return taps[0].url
-
-        pair = start_pair(
-            children,
-            {"cloud": directory / "cloud-notes", "device": directory / "device-notes"},
-            model="fake",
-            embedder="hash",
-            device="laptop",
-            side_flags={"device": ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")},
-            dialled=dialled,
-        )
-        yield Marked(children, pair, taps[0], marks, directory)
-        children.stop()  # before the tap: its ends are threads of this process
+        with running_pair(directory, documents=documents, stoppable=True) as pair:
+            yield Marked(pair, marks)
+            pair.children.stop()  # what is kept of an answer has been written then
+            assert not list(directory.rglob("tables/*.safetensors")), "no table outlives what was read"
 
 
 def test_no_mark_leaves_the_device_at_any_level(
@@ -115,10 +100,17 @@ def test_no_mark_leaves_the_device_at_any_level(
             for number in range(chats):
                 answer = marked.chat(side, level, WAYS[level][number % len(WAYS[level])], number)
                 assert answer.status_code == 200, answer.text
-                assert marked.found(answer.content) == set() or side == "device", "citations of one's own documents"
+                report, found = answer.json()["paceline"], marked.found(answer.content)
+                assert not found or side == "device", "citations of one's own documents"
                 counts["chats"] += 1
+                counts[f"cited at the {side}, {level}"] += bool(found)
+                if level == "answer-private":
+                    assert (report["strategy"], report["degraded"]) == (WAYS[level][number % 2], None)
+                    asked = f"{QUESTION.format(number)} How is the lighthouse of the harbour painted?"
+                    report = marked.chat(side, level, WAYS[level][number % 2], number, asked=asked).json()["paceline"]
+                    assert "cloud" in {cited["side"] for cited in report["citations"]}, "with what the cloud finds"
             if side == "device":
-                answer = marked.chat(side, level, WAYS[level][0], 0, "fake:long")
+                answer = marked.chat(side, level, WAYS[level][0], 0, model="fake:long")
                 assert answer.status_code == 200 and "workflow long" in answer.text, answer.text
             sent = [decode(frame) for frame in marked.tap.up[before:]]
             session = [message for message in sent if isinstance(message, SessionFrame)]
@@ -129,6 +121,7 @@ def test_no_mark_leaves_the_device_at_any_level(
             if level == "document-private":
                 dists = sum(len(message.dists) for message in session if isinstance(message, Drafts))
                 assert dists == 0, "no distribution goes up"
+    assert all(counts[f"cited at the device, {level}"] for level in LEVELS), "their owner is shown them"
     leaks = [frame for frame in marked.tap.everything if marked.found(frame)]
     assert not leaks, leaks[:3]
     assert len(marked.tap.up) > counts["chats"]
@@ -145,12 +138,8 @@ def test_no_mark_is_in_logs_metrics_temporary_files_or_the_cloud_s_state(marked:
         for side in ("cloud", "device")
         for path in ("/metrics", "/readyz", "/healthz")
     ]
-    places = [member.log for member in marked.children.members] + marked.files("tmp", "cloud")
+    places = [member.log for member in marked.pair.children.members] + marked.files("tmp", "cloud")
     leaks = [path for path in places if marked.found(path.read_bytes())]
     assert not leaks, leaks
     assert not any(marked.found(page) for page in pages)
-    environment = Path(f"/proc/{marked.pair.device.process.pid}/environ")
-    arguments = Path(f"/proc/{marked.pair.device.process.pid}/cmdline")
-    if os.path.exists(environment):
-        assert not marked.found(environment.read_bytes()) and not marked.found(arguments.read_bytes())
     figure("files and pages searched, none with a mark", len(places) + len(pages))

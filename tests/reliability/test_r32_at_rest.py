@@ -8,15 +8,14 @@ import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from paceline.commands.demo import Children, command, free_port
+from paceline.commands.demo import Children
 from paceline.errors import PacelineError
 from tests.e2e.pair import Server
 from tests.postgres import sample, tables
@@ -28,48 +27,19 @@ UPLOADED = "The cellar below the quixotic inn opens with the word yggdrasil.\n"
 MANAGED = "# vault-notes\n\nThe vault behind the quixotic mill opens with the word zanzibar.\n"
 
 
-class Agent:
-    """`paceline agent` alone, with its documents."""
-
-    def __init__(self, children: Children, directory: Path) -> None:
-        self.state, self.children = directory / "device", children
-        port = free_port(0)
-        flags = ("--model", "fake", "--port", str(port), "--state-dir", str(self.state))
-        self.child = children.start("device", command("agent", *flags), port=port)
-        children.wait(lambda reports: all(reports))
-
-    def docs(self, *arguments: str) -> str:
-        where = ("--side", "device", "--store", str(self.state / "docs"), "--embedder", "hash")
-        return self.children.run(command("docs", *arguments, *where))
-
-    def call(self, method: str, path: str, **more: object) -> httpx.Response:
-        return httpx.request(method, f"{self.child.url}{path}", timeout=60.0, trust_env=False, **more)  # type: ignore[arg-type]
-
-    def upload(self, name: str, text: bytes) -> tuple[str, str]:
-        """Ids of an uploaded file and of a vector store in which it has been read."""
-        answer = self.call("POST", "/v1/files", files={"file": (name, text)}, data={"purpose": "assistants"})
-        file = answer.json()["id"]
-        body = {"name": "winebook", "metadata": {"kind": "burgundy"}, "file_ids": [file]}
-        store = self.call("POST", "/v1/vector_stores", json=body).json()["id"]
-        while self.call("GET", f"/v1/vector_stores/{store}").json()["file_counts"]["in_progress"]:
-            time.sleep(0.02)
-        return file, store
-
-
-@contextmanager
-def running(directory: Path) -> Iterator[Agent]:
-    with Children(directory) as children:
-        yield Agent(children, directory)
-
-
 def test_an_agent_s_files_hold_no_mark_before_and_after_deletion(tmp_path: Path, figure: Figure) -> None:
-    with running(tmp_path) as agent:
+    with Children(tmp_path) as children:
+        agent = Server(children, tmp_path, "agent")
         note = tmp_path / "vault-notes.md"
         note.write_text(MANAGED)
         agent.docs("add", str(note))
         note.unlink()
         text = UPLOADED.encode() * (7_500_000 // len(UPLOADED) // 16)  # a sixteenth of 7.5 MB, which fills 1.1 s of CPU
-        file, store = agent.upload("cellar-notes.txt", text)
+        upload = {"files": {"file": ("cellar-notes.txt", text)}, "data": {"purpose": "assistants"}}
+        file = agent.call("POST", "/v1/files", **upload).json()["id"]
+        body = {"name": "winebook", "metadata": {"kind": "burgundy"}, "file_ids": [file]}
+        store = agent.call("POST", "/v1/vector_stores", json=body).json()["id"]
+        until(lambda: not agent.call("GET", f"/v1/vector_stores/{store}").json()["file_counts"]["in_progress"])
         found = agent.call("POST", f"/v1/vector_stores/{store}/search", json={"query": "quixotic cellar word"}).json()
         assert any("yggdrasil" in part["text"] for hit in found["data"] for part in hit["content"])
         assert agent.call("GET", f"/v1/files/{file}/content").content == text
@@ -94,8 +64,8 @@ def test_an_agent_s_files_hold_no_mark_before_and_after_deletion(tmp_path: Path,
         after = holding(agent.state)
         figure("marks in files after deletion", len(after), at_most=0)
         assert not after
-    assert not holding(tmp_path / "device")
-    assert not any(mark in (tmp_path / "device.log").read_bytes() for mark in MARKS)
+    assert not holding(agent.state)
+    assert not any(mark in agent.child.log.read_bytes() for mark in MARKS)
 
 
 SAID = [  # a word of each text, name, path, description and attribute that a server is given
@@ -117,6 +87,15 @@ def told(state: Path, words: list[str]) -> dict[str, set[str]]:
     for name, mark in holding(state, tuple(word.encode() for word in words)):
         found.setdefault(name, set()).add(mark.decode())
     return {place: words for place, words in found.items() if words}
+
+
+def passages(response: dict[str, Any]) -> set[str]:
+    results = [result["text"] for item in response["output"] for result in item.get("results") or ()]
+    return {*results, *(citation["passage"] for citation in response["paceline"]["citations"])}
+
+
+def documents(response: dict[str, Any]) -> list[str]:
+    return [citation["document"] for citation in response["paceline"]["citations"]]
 
 
 def own_rows(state: Path) -> set[tuple[str, str]]:
@@ -174,10 +153,16 @@ def test_of_what_is_deleted_no_table_and_no_file_of_a_server_has_a_word(tmp_path
         words = told(server.state, SAID)
         assert set().union(*words.values()) == {*SAID} - {"item-corsair"}, words
 
+        whole = call("GET", f"responses/{responses[0]}")
+        assert all(word in " ".join(passages(whole)) for word in ("zanzibar", "yggdrasil"))
         server.docs("remove", "vault-notes.md")
         call("DELETE", f"{url}/files/{file}")
         call("DELETE", url)
         call("DELETE", f"files/{file}")
+        left = call("GET", f"responses/{responses[0]}")
+        assert (passages(left), documents(left)) == ({""}, documents(whole)), (
+            "an answer that stays has none of their text"
+        )
         for each in (*responses, cut):
             call("DELETE", f"responses/{each}")
         call("DELETE", f"conversations/{talk}")
