@@ -1,17 +1,14 @@
-"""A pair for all modules that ask for nothing but the fake model; ports 8000 and 8001, for one test at a time."""
+"""Programs of these tests are forks; ports 8000 and 8001, for one test at a time."""
 
 from __future__ import annotations
 
 import fcntl
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.pair import Pair, running_pair
-from tests.forked import Starts, starting
 from tests.slow import slow_in
 
 pytest_collection_modifyitems = slow_in(__file__)
@@ -20,15 +17,6 @@ pytest_collection_modifyitems = slow_in(__file__)
 @pytest.fixture(scope="module", autouse=True)
 def starts(forks: None) -> None:
     """For the modules of this folder only."""
-
-
-@pytest.fixture(scope="session")
-def pair(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """Linked, with the documents of `tests.e2e.pair`."""
-    with ExitStack() as ended:
-        with starting(forked):
-            running = ended.enter_context(running_pair(tmp_path_factory.mktemp("pair")))
-        yield running
 
 
 @pytest.fixture(scope="module")
