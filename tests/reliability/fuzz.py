@@ -33,9 +33,9 @@ from tests.rag.parsing import made
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_requests import RequestMutator
 from tests.reliability.mutation import Mutator
+from tests.reliability.raw_link import device_link, enrolled
 from tests.reliability.raw_websocket import CLOSE, RawLink, broken_frames, frame, until_closed
 from tests.reliability.real_server import WAIT, Honest, RealServer, hurried, many_files, quantile, real_server
-from tests.reliability.rogue_device import RogueLink, enrolled
 
 REPORT_S = 30.0
 MISTAKE = re.compile(r"[\d-]+ [\d:,]+ (ERROR|CRITICAL) ")  # a line of the log; what a stranger says is further on
@@ -126,24 +126,24 @@ class Fuzzing:
         credential = await enrolled(self.server.url, self.server.directory / "state", "mutant")
         while not self.stop.is_set():
             try:
-                link = await RogueLink.open(self.server.url, credential)
+                link = await device_link(self.server.url, credential)
             except LinkClosed as error:
                 self.found(f"an honest handshake was refused: {error}")
                 await asyncio.sleep(1.0)
                 continue
-            listening = asyncio.create_task(link.listen())
-            try:
-                for session in range(1, 2 * SEQUENCES, 2):
-                    aim = Aim(session)
-                    await link.say(mutator.legal(OpenSession, aim))
-                    for each in mutator.sequence(aim, faulty=rng.random() < FAULTY):
-                        await link.say(each)
-                    self.tried["sequences of a device"] += 1
-                    await asyncio.sleep(0)
-                await link.transport.close(CloseCode.CLOSING, "")
-            except LinkClosed:
-                self.tried["links closed for a message"] += 1
-            await listening
+            running = asyncio.create_task(link.run())
+            for session in range(1, 2 * SEQUENCES, 2):
+                aim = Aim(session)
+                faulty = rng.random() < FAULTY
+                await link.send(mutator.legal(OpenSession, aim), *mutator.sequence(aim, faulty=faulty))
+                self.tried["sequences of a device"] += 1
+                await asyncio.sleep(0)
+                if link.closed.is_set():
+                    self.tried["links closed for a message"] += 1
+                    break
+            else:
+                await link.close(CloseCode.CLOSING)
+            await running
 
     def requests(self, rng: random.Random) -> None:
         """HTTP with a key."""
@@ -237,7 +237,7 @@ def main() -> int:
             if each.is_alive():
                 fuzzing.found(f"the fuzzing of {each.name} does not end")
         fuzzing.look()
-        p95 = quantile(honest.gaps, 0.95) * 1000
+        p95 = honest.p95 * 1000
         say(
             f"seed {given.seed}: {sum(fuzzing.tried.values())} tried, {len(fuzzing.findings)} found; RSS "
             f"{memory / 2**20:.0f} -> {server.rss() / 2**20:.0f} MiB; honest stream: {len(honest.firsts)} answers, p95 "

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from starlette.websockets import WebSocket
 
-from device_agent.cloud import Credential, link_url
+from device_agent.cloud import Credential, exchange, link_url
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.engine.fake import fake_model
 from paceline.errors import LinkClosed, RemoteProtocolError
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.transport import ServerTransport, Transport, TransportClosed, dial
+from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import (
     SUBPROTOCOL,
@@ -34,6 +36,7 @@ from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
 from tests.api.scripted import ScriptedService
+from tests.postgres import registry_of
 
 TAKEN_S = 60.0  # for the other end to take what was sent
 
@@ -44,12 +47,13 @@ class RawLink:
     def __init__(self, transport: Transport, *, parity: int) -> None:
         """parity: of the session numbers of this end, 0 on a cloud and 1 on a device."""
         self.received: list[bytes] = []
+        self.sent: list[bytes] = []  # frames of the handshake, and those of `send`
         self.opened: asyncio.Queue[OpenSession] = asyncio.Queue()  # sessions that the other end opens
         self.new_keys: list[bytes] = []  # public ones, of a device that was asked to renew
         self.closed = asyncio.Event()
         self.close_code: int | None = None  # of the other end; None: this end has closed
         self.draining = False  # either end has said that it takes no new sessions
-        self._transport = transport
+        self.transport = transport
         self._sending = asyncio.Lock()
         self._next = parity
         self._asked = 0.0  # the last `sent_at` of `settled`
@@ -63,9 +67,10 @@ class RawLink:
     async def send(self, *frames: bytes) -> None:
         """Send these; what comes after the end of the connection is dropped."""
         for frame in frames:
+            self.sent.append(frame)
             async with self._sending:
                 try:
-                    await self._transport.send_bytes(frame)
+                    await self.transport.send_bytes(frame)
                 except TransportClosed:
                     return
 
@@ -73,7 +78,7 @@ class RawLink:
         """Read until the connection ends."""
         try:
             while True:
-                frame = await self._transport.recv_bytes()
+                frame = await self.transport.recv_bytes()
                 self.received.append(frame)
                 match decode(frame):
                     case Ping(sent_at=sent_at):
@@ -107,27 +112,42 @@ class RawLink:
             for task in either:
                 task.cancel()
 
+    async def close(self, code: int = 1000) -> None:
+        await self.transport.close(code, "")
+
     def abort(self) -> None:
-        self._transport.abort()
+        self.transport.abort()
 
 
-async def device_link(url: str, credential: Credential, introduction: Introduction) -> RawLink:
+def introduction() -> Introduction:
+    """What a device with the fake model says of itself, with as many documents as there are in the world."""
+    model = fake_model()
+    known = model.tokenizer.fingerprint, model.engine.info.fingerprint
+    return Introduction(*known, "honest", list(STRATEGIES), 2**31 - 1, asked_by=None)
+
+
+async def enrolled(url: str, state: Path, name: str) -> Credential:
+    """The credential of a new device at a server with this state folder."""
+    return await exchange(url, registry_of(state).add(name))
+
+
+async def device_link(url: str, credential: Credential) -> RawLink:
     """Link as this device. Its `run` is the caller's. Raises LinkClosed when the server refuses."""
-    transport = await dial(link_url(url))
+    link = RawLink(await dial(link_url(url)), parity=1)
     handshake = device_handshake(
-        introduction, device=credential.device, keys=credential.keys, server_key=credential.server_key
+        introduction(), device=credential.device, keys=credential.keys, server_key=credential.server_key
     )
-    await transport.send_bytes(handshake.begin())
-    challenge = await transport.recv_bytes()
+    await link.send(handshake.begin())
+    challenge = await link.transport.recv_bytes()
     heard = decode(challenge)
     assert isinstance(heard, Challenge)
     assert handshake.challenged(heard, challenge).proves(credential.server_key)
-    await transport.send_bytes(handshake.prove(credential.server_key))
-    frame = await transport.recv_bytes()
+    await link.send(handshake.prove(credential.server_key))
+    frame = await link.transport.recv_bytes()
     welcome = decode(frame)
     assert isinstance(welcome, Welcome)
     handshake.welcomed(welcome, frame)
-    return RawLink(transport, parity=1)
+    return link
 
 
 class RawLinks(Links):

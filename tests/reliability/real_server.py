@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -179,14 +179,21 @@ def many_files(number: int = 4096) -> Iterator[None]:
 # ---- an honest stream -----------------------------------------------------------------------------------------------
 @dataclass
 class Honest:
-    """A client on a thread of its own that streams answers one after the other. `mistakes` is what went wrong."""
+    """A client on a thread of its own that streams one answer again and again. `mistakes` is what went wrong, another
+    text than the first included."""
 
     url: str
     key: str = KEYS[0]
     tokens: int = 64  # of each answer
+    more: Mapping[str, object] = field(default_factory=dict)  # fields of its requests
+    text: str = ""  # that each answer has; empty: that of the first
     gaps: list[float] = field(default_factory=list)  # s between two events of a stream
     firsts: list[float] = field(default_factory=list)  # s from a request to its first event
     mistakes: list[str] = field(default_factory=list)
+
+    @property
+    def p95(self) -> float:
+        return quantile(self.gaps, 0.95)
 
     def __enter__(self) -> Self:
         self._stop = threading.Event()
@@ -203,7 +210,7 @@ class Honest:
         self._thread.join(WAIT)
 
     def _run(self) -> None:
-        body = BODY | NO_END | {"max_tokens": self.tokens, "stream": True}
+        body = {**BODY, **NO_END, "max_tokens": self.tokens, "seed": 5, "stream": True, **self.more}
         with client(self.url, self.key) as http:
             while not self._stop.is_set():
                 try:
@@ -215,7 +222,7 @@ class Honest:
                     self._began.set()
 
     def _stream(self, http: httpx.Client, body: dict[str, Any]) -> None:
-        began, last, events, whole = time.monotonic(), None, 0, False
+        began, last, text, whole = time.monotonic(), None, "", False
         with http.stream("POST", "/v1/chat/completions", json=body) as answer:
             if answer.status_code != 200:
                 raise AssertionError(f"{answer.status_code}: {answer.read()!r}")
@@ -230,12 +237,15 @@ class Honest:
                 last = now
                 if line == "data: [DONE]":
                     whole = True
-                elif "error" in json.loads(line.removeprefix("data: ")):
+                    continue
+                event = json.loads(line.removeprefix("data: "))
+                if "error" in event:
                     raise AssertionError(line)
-                events += 1
+                text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
                 self._began.set()
-        if not whole:
-            raise AssertionError(f"a stream was cut after {events} events")
+        self.text = self.text or text
+        if not whole or text != self.text:
+            raise AssertionError(f"a stream was cut, or has another text: {text!r} for {self.text!r}")
 
 
 def calm_p95(server: RealServer, answers: int = 3) -> float:
@@ -244,7 +254,7 @@ def calm_p95(server: RealServer, answers: int = 3) -> float:
         while len(honest.firsts) <= answers and not honest.mistakes:
             time.sleep(0.02)
     assert not honest.mistakes
-    return quantile(honest.gaps, 0.95)
+    return honest.p95
 
 
 def quantile(values: Sequence[float], part: float) -> float:

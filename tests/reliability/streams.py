@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import httpx
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 class Stream:
@@ -98,11 +98,6 @@ def _events(answer: httpx.Response) -> Iterator[dict[str, object]]:
     for line in answer.iter_lines():
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-
-
-def percentile(values: list[float], share: float) -> float:
-    """0 of none."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 
 def until(condition: Callable[[], bool]) -> float:

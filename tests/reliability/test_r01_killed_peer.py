@@ -17,7 +17,8 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure
-from tests.reliability.streams import Stream, percentile
+from tests.reliability.real_server import quantile
+from tests.reliability.streams import Stream
 from tests.strategies import oracle
 
 MAX_TOKENS = 60
@@ -92,6 +93,6 @@ async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(
             gaps.append(gap)
         # The first kills come before the answer can be complete; trees may have sent all of it in a few messages.
         assert marked >= kills // 2
-    figure("gap until the next token, p95", percentile(gaps, 0.95), at_most=2.0, unit="s")
+    figure("gap until the next token, p95", quantile(gaps, 0.95), at_most=2.0, unit="s")
     figure("worst", max(gaps), at_most=5.0, unit="s")
     figure("answers marked", marked)

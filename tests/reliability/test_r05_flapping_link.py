@@ -15,15 +15,16 @@ import pytest
 
 from device_agent.cloud import Cloud, Credentials
 from lab.baselines.dragon import shaped
-from paceline.commands.demo import Children, command, configured, free_port
+from paceline.commands.demo import Children, configured
 from paceline.engine.fake import fake_model
 from paceline.runtime.link.connection import Link
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
-from tests.e2e.pair import DEVICE, QUESTION, running_pair
+from tests.e2e.pair import DEVICE, QUESTION, running_pair, started
 from tests.postgres import registry_of
 from tests.reliability.conftest import Figure
-from tests.reliability.streams import WAIT_S, Stream, percentile
+from tests.reliability.real_server import quantile
+from tests.reliability.streams import WAIT_S, Stream
 
 PACE = "forward=10ms"
 
@@ -75,8 +76,6 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
 ) -> None:
     """Each has its own key and its own link; clients meanwhile get answers, and no 5xx once the server is there."""
     count = size(8, 500)
-    state, port = tmp_path / "cloud", free_port(0)
-    serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", str(state))
     model = fake_model()
     info = model.engine.info
     known = Introduction(model.tokenizer.fingerprint, info.fingerprint, "fake", list(STRATEGIES), 1, asked_by=None)
@@ -90,10 +89,9 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
         return Cloud([url], kept, code=code, name=f"device{number}", introduce=lambda: known, up=linked)
 
     with Children(tmp_path) as children:
-        child = children.start("cloud", serve, port=port)
-        url = child.url
-        await asyncio.to_thread(children.wait, all)
-        registry = registry_of(state)
+        child = started(children, "cloud", "serve")
+        url, port = child.url, int(child.url.rsplit(":", 1)[1])
+        registry = registry_of(tmp_path / "cloud")
         devices = [device(number, registry.add(f"device{number}")) for number in range(count)]
         for each in devices:
             assert await each.enrol()
@@ -106,8 +104,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
                 os.kill(child.process.pid, signal.SIGKILL)
                 child.process.wait()
                 children.members.remove(child)
-                children.start("cloud", serve, port=port)
-                await asyncio.to_thread(children.wait, all)
+                await asyncio.to_thread(started, children, "cloud", "serve", port=port)
                 began = time.monotonic()
                 asking = tasks.create_task(_ask_until(url, lambda: up.qsize() >= count))
                 async with asyncio.timeout(2 * WAIT_S):
@@ -117,7 +114,7 @@ async def test_a_storm_of_devices_returns_to_a_restarted_server(
                 for task in linking:
                     task.cancel()
     assert {*statuses} == {200}
-    figure(f"{count} devices return: 95 % linked after", percentile(waits, 0.95), at_most=30.0, unit="s")
+    figure(f"{count} devices return: 95 % linked after", quantile(waits, 0.95), at_most=30.0, unit="s")
     figure("answers meanwhile without a fault", len(statuses), at_least=1)
 
 

@@ -20,18 +20,19 @@ import psutil
 import pytest
 
 from device_agent.cloud import exchange, http_url
-from paceline.commands.demo import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command
 from paceline.engine.fake import fake_model
-from paceline.strategies.registry import STRATEGIES
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.messages import ANSWERED_BY, CloseSession, Introduction, KeyKept, OpenSession, RenewKey
+from paceline.wire.messages import ANSWERED_BY, CloseSession, KeyKept, OpenSession, RenewKey
+from tests.e2e.pair import started
 from tests.reliability.conftest import Figure
-from tests.reliability.honest import ALONE, Honest, ask_strictly, client_of
+from tests.reliability.honest import ALONE, ask_strictly, client_of
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import FORGED, JOINT
 from tests.reliability.mutation import KINDS, Mutator
-from tests.reliability.raw_link import RawLink, device_link, raw_cloud
+from tests.reliability.raw_link import RawLink, device_link, introduction, raw_cloud
+from tests.reliability.real_server import Honest
 
 pytestmark = pytest.mark.anyio
 
@@ -45,12 +46,6 @@ SEARCHED = {"privacy": "answer-private", "strategy": "autoregressive"}  # the cl
 SHINGLE = 8  # bytes, which are tokens of the fake model
 
 Ask = Callable[[httpx.AsyncClient, random.Random], Awaitable[object]]
-
-
-def introduction() -> Introduction:
-    model = fake_model()
-    known = model.tokenizer.fingerprint, model.engine.info.fingerprint
-    return Introduction(*known, "honest", list(STRATEGIES), 2**31 - 1, asked_by=None)
 
 
 class Campaign:
@@ -142,6 +137,16 @@ class Campaign:
         await link.settled()
 
 
+async def quiet(url: str) -> Honest:
+    """What an honest client reads, and how fast, beside one other honest client."""
+    with Honest(url, more={"paceline": ALONE}) as honest:
+        async with client_of(url) as http:
+            for _ in range(8):
+                await ask_strictly(http, ALONE)
+    assert not honest.mistakes
+    return honest
+
+
 def memory(child: Child) -> int:
     """Bytes."""
     return int(psutil.Process(child.process.pid).memory_info().rss)
@@ -160,10 +165,7 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
     tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     with Children(tmp_path) as children:
-        port, state = free_port(0), str(tmp_path / "cloud")
-        serve = command("serve", "--model", "fake", "--port", str(port), "--state-dir", state)
-        server = children.start("cloud", serve, port=port)
-        children.wait(all)
+        server, state = started(children, "cloud", "serve"), str(tmp_path / "cloud")
         code = json.loads(children.run(command("devices", "add", "phone", "--state-dir", state, "--json")))["code"]
         credential = await exchange(http_url(server.url), code)
 
@@ -173,26 +175,26 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
             return await ask_strictly(http, paceline, temperature=rng.choice((0.0, 1.0)))
 
         async def relink() -> RawLink:
-            link = await device_link(server.url, credential, introduction())
+            link = await device_link(server.url, credential)
             reading.add(task := asyncio.create_task(link.run()))
             task.add_done_callback(reading.discard)
             return link
 
         reading = set[asyncio.Task[None]]()
         campaign = Campaign(rng, relink, ask)
-        honest = Honest(server.url)
-        await honest.begin()
+        calm = await quiet(server.url)
         await campaign.run(size(8, 300), server.url, kinds=KINDS)  # caches and pools are filled
         before = memory(server)
         sequences = size(32, 2000)
-        async with honest.beside():
+        with Honest(server.url, more=calm.more, text=calm.text) as honest:
             await campaign.run(sequences, server.url, kinds=KINDS)
+        assert not honest.mistakes
         unharmed(children, server)
         assert set(campaign.codes) <= CODES, campaign.codes
         assert campaign.joined.total() > sequences // 4
         figure("sequences of a rogue device", sequences)
-        figure("honest streams beside it, all identical", honest.answers)
-        figure("p95 gap of the honest stream", honest.slowdown, at_most=1.5, unit="x quiet")
+        figure("honest streams beside it, all identical", len(honest.firsts))
+        figure("p95 gap of the honest stream", honest.p95 / calm.p95, at_most=1.5, unit="x quiet")
         figure("growth of the server's memory", (memory(server) - before) / MIB, at_most=10, unit="MiB")
 
 
@@ -207,12 +209,10 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
         async with raw_cloud(tmp_path / "rogue", introduction()) as (url, registry, live):
             store = ("--store", str(tmp_path / "device" / "docs"), "--embedder", "hash")
             children.run(command("docs", "add", str(notes), "--side", "device", *store))
-            port = free_port(0)
-            flags = ["--model", "fake", "--embedder", "hash", "--port", str(port)]
-            flags += ["--state-dir", str(tmp_path / "device"), "--cloud", url, "--code", registry.add("laptop")]
-            flags += ["--cloud-may-ask", "on", "--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000"]
-            agent = children.start("agent", command("agent", *flags), port=port)
-            await asyncio.to_thread(children.wait, all)  # it enrols at this very process
+            flags = ["--embedder", "hash", "--cloud", url, "--code", registry.add("laptop"), "--cloud-may-ask", "on"]
+            flags += ["--cloud-asks-per-minute", "0", "--cloud-asks-per-hour", "0"]
+            # On a thread: it enrols at this very process.
+            agent = await asyncio.to_thread(started, children, "device", "agent", *flags)
 
             async def relink() -> RawLink:
                 async with asyncio.timeout(60):
@@ -230,8 +230,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
                 return await ask_strictly(http, paceline, temperature=rng.choice((0.0, 1.0)))
 
             campaign = Campaign(rng, relink, ask)
-            honest = Honest(agent.url)
-            await honest.begin()
+            calm = await quiet(agent.url)
             kinds = tuple(kind for kind in KINDS if kind is not KeyKept)  # a wrong one ends the link for good: last
             async with client_of(agent.url) as http:  # what a text takes here is known: it is tried there
                 await ask_strictly(http, ALONE | {"workflow": "advanced"})
@@ -239,8 +238,9 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
             await campaign.run(size(8, 300), agent.url, kinds=kinds)
             before = memory(agent)
             sequences = size(32, 2000)
-            async with honest.beside():
+            with Honest(agent.url, more=calm.more, text=calm.text) as honest:
                 await campaign.run(sequences, agent.url, kinds=kinds)
+            assert not honest.mistakes
             growth = memory(agent) - before
 
             link = await relink()
@@ -257,7 +257,7 @@ async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_
     for opened, count in sorted(campaign.joined.items()):
         figure(f"sessions {opened} that an agent opened at it", count)
     figure("frames that it received, none with a mark", len(heard))
-    figure("p95 gap of the honest stream at the device", honest.slowdown, at_most=1.5, unit="x quiet")
+    figure("p95 gap of the honest stream at the device", honest.p95 / calm.p95, at_most=1.5, unit="x quiet")
     figure("growth of the agent's memory", growth / MIB, at_most=10, unit="MiB")
 
 

@@ -15,8 +15,8 @@ from paceline.runtime.link.transport import TransportClosed, dial
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Ping, Welcome
 from tests.reliability.conftest import Figure
+from tests.reliability.raw_link import device_link, enrolled
 from tests.reliability.real_server import RealServer
-from tests.reliability.rogue_device import RogueLink, enrolled
 from tests.wire.samples import opening
 
 pytestmark = pytest.mark.anyio
@@ -44,13 +44,12 @@ async def test_no_frame_that_was_seen_lets_anybody_in(
     credential = await enrolled(hall.url, hall.directory / "state", "replayed")
     seen: list[list[bytes]] = []
     for _ in range(HANDSHAKES):
-        link = await RogueLink.open(hall.url, credential)
-        await link.say(encode(opening(1)))
-        await link.say(encode(Ping(sent_at=1.0)))
-        await link.transport.close(1000, "")
-        seen.append(link.captured)
+        link = await device_link(hall.url, credential)
+        await link.send(encode(opening(1)), encode(Ping(sent_at=1.0)))
+        await link.close()
+        seen.append(link.sent)
     linked = hall.log().count("linked with replayed")
-    every = [frame for captured in seen for frame in captured]
+    every = [frame for sent in seen for frame in sent]
     tries, accepted = size(100, 10_000), 0
     for number in range(tries):
         frames = list(rng.choice(seen))  # hello, proof and more as they were
@@ -62,8 +61,7 @@ async def test_no_frame_that_was_seen_lets_anybody_in(
             accepted += isinstance(decode(answer), Welcome)
     assert accepted == 0
     assert hall.log().count("linked with replayed") == linked
-    link = await RogueLink.open(hall.url, credential)
-    await link.transport.close(1000, "")
+    await (await device_link(hall.url, credential)).close()
     hall.check()
     figure("replays", tries)
     figure("accepted", accepted, at_most=0)

@@ -24,9 +24,8 @@ from paceline.wire.identity import ALPHABET, BY_DEVICE, GROUP_LETTERS, GROUPS, c
 from paceline.wire.messages import VERSION
 from server.devices import MAX_TRIES
 from tests.reliability.conftest import Figure
-from tests.reliability.raw_link import RawLink, device_link
+from tests.reliability.raw_link import RawLink, device_link, enrolled
 from tests.reliability.real_server import WAIT, RealServer, hurried, real_server
-from tests.reliability.rogue_device import RogueLink, enrolled, introduction
 from tests.server.test_programs import STARTER
 
 pytestmark = pytest.mark.anyio
@@ -94,21 +93,21 @@ async def test_of_devices_that_race_for_a_code_one_wins(hall: RealServer, size: 
         assert len(won) == 1 and all(isinstance(end, ConfigError | LinkClosed) for end in ends if end not in won)
         with pytest.raises(ConfigError):
             await exchange(hall.url, code)
-        await (await RogueLink.open(hall.url, won[0])).transport.close(1000, "")
+        await (await device_link(hall.url, won[0])).close()
 
 
 async def test_a_revoked_device_is_cut_and_refused(hall: RealServer, figure: Figure) -> None:
     credential = await enrolled(hall.url, hall.directory / "state", "revoked")
-    link = await RogueLink.open(hall.url, credential)
-    listening = asyncio.create_task(link.listen())
+    link = await device_link(hall.url, credential)
+    running = asyncio.create_task(link.run())
     began = time.monotonic()
     assert hall.registry().revoke("revoked")
     async with asyncio.timeout(WAIT):
-        code = await listening
+        await running
     figure("revoked: link closed after", time.monotonic() - began, at_most=5, unit="s")
-    assert code == 4104
+    assert link.close_code == 4104
     with pytest.raises(LinkClosed):
-        await RogueLink.open(hall.url, credential)
+        await device_link(hall.url, credential)
     hall.check()
 
 
@@ -120,24 +119,24 @@ async def test_a_clock_that_jumps_cuts_no_link_and_only_lets_codes_and_absences_
             (tmp_path / "next").rename(tmp_path / "clock")
 
         linked, other = [await enrolled(server.url, tmp_path / "state", name) for name in ("phone", "laptop")]
-        link = await device_link(server.url, linked, introduction())
+        link = await device_link(server.url, linked)
         running = asyncio.create_task(link.run())
         code = server.registry().add("later")
         for offset in (HOUR_S, -HOUR_S, 0.0):
             jump(offset)
             await _answers(link)
             await asyncio.to_thread(server.check)
-            await (await RogueLink.open(server.url, other)).transport.close(1000, "")
+            await (await device_link(server.url, other)).close()
             if offset > 0:
                 with pytest.raises(ConfigError):  # it is valid for ten minutes
                     await exchange(server.url, code)
         await exchange(server.url, code)
         jump(60 * 24 * HOUR_S)
         with pytest.raises(TransportClosed) as refused:
-            await RogueLink.open(server.url, other)
+            await device_link(server.url, other)
         assert refused.value.code == CloseCode.AWAY_TOO_LONG
         jump(0.0)
-        await (await RogueLink.open(server.url, other)).transport.close(1000, "")
+        await (await device_link(server.url, other)).close()
         link.abort()
         await running
         server.check()
