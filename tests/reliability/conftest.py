@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from tests.e2e.pair import Pair, running_pair
+from paceline.commands.demo import Children
+from tests.e2e.pair import Pair, Server, running_pair
 from tests.forked import Starts, starting
+from tests.reliability.listening import Heard, heard_server
 from tests.reliability.real_server import RealServer, hurried, many_files, real_server
 from tests.slow import slow_in
 
@@ -61,6 +64,13 @@ def starts(forks: None) -> None:
     """For the modules of this folder only."""
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """One for a scenario that fills or damages it, with commands beside it."""
+    with Children(tmp_path) as children:
+        yield Server(children, tmp_path)
+
+
 @pytest.fixture(scope="session")
 def hall(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """One server for all scenarios that attack one: with keys, the fake model, and an answer's token every 5 ms."""
@@ -73,10 +83,18 @@ def hall(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture(scope="session")
-def pair(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A linked pair whose device answers its cloud as often as it is asked. Modules that stop one have another."""
-    asks = ("--cloud-asks-per-minute", "100000", "--cloud-asks-per-hour", "1000000")
+def heard(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
+    """One server for the scenarios in which nothing may be fetched."""
     with ExitStack() as ended:
         with starting(forked):
-            running = ended.enter_context(running_pair(tmp_path_factory.mktemp("pair"), agent_flags=asks))
+            running = ended.enter_context(heard_server(tmp_path_factory.mktemp("heard")))
+        yield running
+
+
+@pytest.fixture(scope="session")
+def pair(forked: Starts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """A linked pair. Modules that stop one have another."""
+    with ExitStack() as ended:
+        with starting(forked):
+            running = ended.enter_context(running_pair(tmp_path_factory.mktemp("pair")))
         yield running

@@ -1,4 +1,8 @@
-"""A listener that counts: whatever in a program fetches a URL, by itself or through a proxy, connects here."""
+"""A listener that counts: whatever in a program fetches a URL, by itself or through a proxy, connects here.
+
+And a server that has it as its proxy for every URL, so that an address elsewhere (a cloud's metadata service, a decimal
+or rebound address) is counted as well, whichever library fetches it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,14 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from paceline.commands.demo import Children
+from tests.e2e.pair import started
 
 FETCH = "import urllib.request as u; u.urlopen('http://192.0.2.1/control', timeout=20)"  # an address of nobody's
 
@@ -54,3 +66,25 @@ def listening() -> Iterator[Listener]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+@dataclass(slots=True)
+class Heard:
+    """A server whose every fetch is heard."""
+
+    http: httpx.Client
+    process: psutil.Process
+    listener: Listener
+
+
+@contextmanager
+def heard_server(directory: Path) -> Iterator[Heard]:
+    with listening() as listener, Children(directory) as children:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in listener.environment.items():
+                patch.setenv(name, value)
+            server = started(children, "cloud", "serve")
+        with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as http:
+            yield Heard(http, psutil.Process(server.process.pid), listener)
+        log = server.log.read_text("utf-8", "replace")
+        assert "Traceback" not in log, log

@@ -1,5 +1,5 @@
 """R23: five times what a server can answer. What is too much is refused at once and told when to come again; the rest
-is answered about as fast, and another key gets in. Its background responses: tests/e2e/test_doors.py.
+is answered about as fast, and another key gets in, with its background responses too.
 """
 
 from __future__ import annotations
@@ -98,3 +98,17 @@ def test_five_times_too_much_is_refused_and_the_rest_is_answered(
         at_most=2,
         unit="x",
     )
+
+
+def test_another_key_gets_its_background_responses(small: RealServer) -> None:
+    endless = {"model": "fake", "input": "Hi", "max_output_tokens": 100_000, "ignore_eos": True, "background": True}
+    with small.client("ann") as ann, small.client("bert") as bert:
+        made = [ann.post("/v1/responses", json=endless) for _ in range(18)]
+        running = [answer.json()["id"] for answer in made if answer.status_code == 200]
+        refused = [answer for answer in made if answer.status_code == 429]
+        assert len(refused) >= 2 and refused[0].json()["error"]["code"] == "too_many_background_responses"
+        first = bert.post("/v1/responses", json=endless)
+        assert first.status_code == 200
+        for http, each in ((bert, first.json()["id"]), *((ann, each) for each in running)):
+            assert http.post(f"/v1/responses/{each}/cancel").status_code == 200
+        assert ann.get("/readyz").json()["ready"]

@@ -14,13 +14,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from paceline.commands.demo import Children, command, free_port
+from paceline.commands.demo import Children
+from tests.e2e.pair import started
 from tests.reliability.conftest import Figure
 
 USERS = ("ann", "bert", "cleo", "dora", "emil")
@@ -55,12 +55,9 @@ class User:
 @pytest.fixture(scope="module")
 def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[User]]:
     directory = tmp_path_factory.mktemp("users")
-    port = free_port(0)
     keys = [word for name in USERS for word in ("--api-keys", name)]
-    flags = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state"), *keys]
     with Children(directory) as children:
-        url = children.start("cloud", command("serve", *flags), port=port).url
-        children.wait(all)
+        url = started(children, "cloud", "serve", "--model", "fake", "--model", "demo", *keys).url
         made = []
         for name in USERS:
             headers = {"authorization": f"Bearer {name}"}
@@ -110,7 +107,7 @@ def test_another_user_s_id_is_answered_as_one_that_never_was(
     before = [user.snapshot(paths) for user in users]
     tried = 0
     pairs = list(itertools.permutations(users, 2))
-    for owner, stranger in rng.sample(pairs, size(4, len(pairs))):
+    for owner, stranger in rng.sample(pairs, size(2, len(pairs))):
         for path in paths:
             wholly = owner.ids
             # A file or batch of another's in a store of one's own.
@@ -223,34 +220,26 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
 
 
 def test_no_text_is_read_sooner_because_another_key_has_had_it_read(
-    tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    users: list[User], rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    port = free_port(0)
-    flags = ["--model", "demo", "--port", str(port), "--state-dir", str(tmp_path / "state")]
-    flags += ["--api-keys", "ann", "--api-keys", "bert"]
-    with Children(tmp_path) as children:
-        url = children.start("cloud", command("serve", *flags), port=port).url
-        children.wait(all)
+    ann, bert = users[:2]
 
-        def ask(user: str, text: str) -> float:
-            question = "What is the code of the garage?"
-            body = {"model": "demo:plain", "messages": [{"role": "user", "content": f"{text}\n{question}"}]}
-            headers = {"authorization": f"Bearer {user}"}
-            begun = time.perf_counter()
-            answer = httpx.post(f"{url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False)
-            assert answer.status_code == 200, answer.text
-            return time.perf_counter() - begun
+    def ask(user: User, text: str) -> float:
+        asked = [{"role": "user", "content": f"{text}\nWhat is the code of the garage?"}]
+        begun = time.perf_counter()
+        user.post("/v1/chat/completions", {"model": "demo:plain", "messages": asked})
+        return time.perf_counter() - begun
 
-        def text() -> str:
-            return f"The code of the garage is {rng.randrange(10**6)}. " + TEXT.format(user="Ann") * 12
+    def text() -> str:
+        return f"The code of the garage is {rng.randrange(10**6)}. " + TEXT.format(user="Ann") * 12
 
-        times: dict[str, list[float]] = {"warm": [], "cold": [], "own": []}
-        for _ in range(size(5, 200)):
-            secret = text()
-            ask("ann", secret)
-            for kind in rng.sample(("warm", "cold"), 2):
-                times[kind].append(ask("bert", secret if kind == "warm" else text()))
-            times["own"].append(ask("ann", secret))
+    times: dict[str, list[float]] = {"warm": [], "cold": [], "own": []}
+    for _ in range(size(5, 200)):
+        secret = text()
+        ask(ann, secret)
+        for kind in rng.sample(("warm", "cold"), 2):
+            times[kind].append(ask(bert, secret if kind == "warm" else text()))
+        times["own"].append(ask(ann, secret))
     below = [-took for took in times["cold"]]
     figure("pairs of texts read", len(below))
     figure("AUC of times of the reader between keys", auc([-took for took in times["warm"]], below), at_most=0.6)

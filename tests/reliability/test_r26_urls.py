@@ -1,9 +1,4 @@
-"""R26: URLs in requests and in uploaded files are never fetched.
-
-A listener on this machine counts connections. The server's environment names it as the proxy for every URL, so that an
-address elsewhere (a cloud's metadata service, a decimal or rebound address) is counted as well, whichever library
-fetches it. A control shows that it counts.
-"""
+"""R26: URLs in requests and in uploaded files are never fetched. A control shows that a fetch would be counted."""
 
 from __future__ import annotations
 
@@ -11,31 +6,14 @@ import json
 import random
 from collections.abc import Callable, Iterator
 
-import httpx
-import pytest
-
-from paceline.commands.demo import Children, command, free_port
 from tests.reliability.conftest import Figure
-from tests.reliability.listening import Listener, listening
+from tests.reliability.listening import Heard
 
 HOSTS = (
-    "127.0.0.1",
-    "localhost",
-    "[::1]",
-    "[::ffff:127.0.0.1]",
-    "2130706433",
-    "0x7f000001",
-    "0177.0.0.1",
-    "127.1",
-    "0",
-    "user:password@127.0.0.1",
-    "example.com@127.0.0.1",
-    "127.0.0.1.nip.io",
-    "169.254.169.254",
-    "metadata.google.internal",
-    "[fd00:ec2::254]",
-    "192.0.2.1",
-)
+    "127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "2130706433", "0x7f000001", "0177.0.0.1", "127.1", "0",
+    "user:password@127.0.0.1", "example.com@127.0.0.1", "127.0.0.1.nip.io", "169.254.169.254",
+    "metadata.google.internal", "[fd00:ec2::254]", "192.0.2.1",
+)  # fmt: skip
 SCHEMES = ("http", "https", "ws", "ftp", "gopher", "HTTP")
 PATHS = ("/", "/latest/meta-data/", "/redirect?to=http://127.0.0.1/", "/a.png", "/schema.json#/$defs/a")
 FILES = {
@@ -47,28 +25,6 @@ FILES = {
     "rows.csv": 'mill,"=WEBSERVICE(""{u}"")"\nred,{u}\n',
     "plain.txt": "{u}\n\nThe mill is red.\n",
 }
-
-
-@pytest.fixture(scope="module")
-def listener() -> Iterator[Listener]:
-    with listening() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory, listener: Listener) -> Iterator[httpx.Client]:
-    directory = tmp_path_factory.mktemp("urls")
-    port = free_port(0)
-    with pytest.MonkeyPatch.context() as patch, Children(directory) as children:
-        for name, value in listener.environment.items():
-            patch.setenv(name, value)
-        serve = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state")]
-        server = children.start("cloud", command("serve", *serve), port=port)
-        children.wait(all)
-        with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as client:
-            yield client
-        log = server.log.read_text("utf-8", "replace")
-        assert "Traceback" not in log, log
 
 
 def targets(rng: random.Random, port: int, count: int) -> list[str]:
@@ -100,10 +56,7 @@ def requests(url: str) -> Iterator[tuple[str, dict[str, object]]]:
     yield "/v1/chat/completions", asked | {"tools": [{"type": "function", "function": function}]}
     yield "/v1/chat/completions", asked | {"web_search_options": {}, "paceline": {"vector_stores": [url]}}
     response: dict[str, object] = {"model": "fake", "max_output_tokens": 2, "input": url}
-    for item in (
-        {"type": "input_image", "image_url": url, "detail": "auto"},
-        {"type": "input_file", "file_url": url},
-    ):
+    for item in ({"type": "input_image", "image_url": url, "detail": "auto"}, {"type": "input_file", "file_url": url}):
         yield "/v1/responses", response | {"input": [{"role": "user", "content": [item]}]}
     for tool in (
         {"type": "mcp", "server_label": "a", "server_url": url, "require_approval": "never"},
@@ -119,12 +72,9 @@ def requests(url: str) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def test_no_url_in_a_request_or_a_file_is_fetched(
-    http: httpx.Client,
-    listener: Listener,
-    rng: random.Random,
-    size: Callable[[int, int], int],
-    figure: Figure,
+    heard: Heard, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
+    http, listener = heard.http, heard.listener
     assert listener.counts(), "the control: a program that fetches is counted"
     urls = targets(rng, listener.port, size(16, 100))
     sent = accepted = 0

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import psutil
-import pytest
 
-from paceline.commands.demo import Children
 from tests.e2e.pair import Server
 from tests.rag.parsing.test_bombs import BOMBS
 from tests.reliability.conftest import Figure
@@ -19,12 +16,6 @@ QUICK = (  # those that need no limit on time to end
     "an entity that is a file", "pages that contain themselves",
 )  # fmt: skip
 MIB = 1 << 20
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    with Children(tmp_path) as children:
-        yield Server(children, tmp_path)
 
 
 def test_bombs_fail_with_a_sentence_beside_honest_requests(

@@ -13,20 +13,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-import psutil
 import pytest
 
-from paceline.commands.demo import Children, command, free_port
 from paceline.engine.loader import load_model
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.models import CLOUD, DEVICE
 from tests.reliability.conftest import Figure
-from tests.reliability.listening import Listener, listening
+from tests.reliability.listening import Heard, Listener
 
 FETCH = {
     "type": "object",
@@ -46,63 +42,42 @@ TEMPLATES = (
 )
 
 
-@dataclass(slots=True)
-class Poisoned:
-    http: httpx.Client
-    process: psutil.Process
-    listener: Listener
-    written: Path  # what a poison would have the server write
-
-    def poison(self, number: int) -> str:
-        url = f"http://127.0.0.1:{self.listener.port}/{number}"
-        return TEMPLATES[number % len(TEMPLATES)].format(u=url, s=f"secret{number}", f=self.written)
-
-
-@pytest.fixture(scope="module")
-def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Poisoned]:
-    directory = tmp_path_factory.mktemp("poisoned")
-    port = free_port(0)
-    with pytest.MonkeyPatch.context() as patch, listening() as listener, Children(directory) as children:
-        for name, value in listener.environment.items():
-            patch.setenv(name, value)
-        flags = ["--model", "fake", "--port", str(port), "--state-dir", str(directory / "state")]
-        server = children.start("cloud", command("serve", *flags), port=port)
-        children.wait(all)
-        with httpx.Client(base_url=server.url, timeout=60, trust_env=False, verify=False) as http:
-            yield Poisoned(http, psutil.Process(server.process.pid), listener, directory / "written")
-        assert "Traceback" not in server.log.read_text("utf-8", "replace")
+def poison(number: int, listener: Listener, written: Path) -> str:
+    """written: what a poison would have the server write."""
+    url = f"http://127.0.0.1:{listener.port}/{number}"
+    return TEMPLATES[number % len(TEMPLATES)].format(u=url, s=f"secret{number}", f=written)
 
 
 def test_nothing_in_retrieved_text_is_executed_or_fetched(
-    poisoned: Poisoned, size: Callable[[int, int], int], figure: Figure
+    heard: Heard, tmp_path: Path, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    assert poisoned.listener.counts(), "the control: a program that fetches is counted"
-    http, passages = poisoned.http, size(8, 200)
+    assert heard.listener.counts(), "the control: a program that fetches is counted"
+    http, written = heard.http, tmp_path / "written"
+    poisons = [poison(number, heard.listener, written) for number in range(size(8, 200))]
     ids = []
-    for number in range(passages):
-        text = f"The mill number{number} is red. {poisoned.poison(number)}\n"
+    for number, said in enumerate(poisons):
+        text = f"The mill number{number} is red. {said}\n"
         answer = http.post("/v1/files", files={"file": (f"{number}.txt", text)}, data={"purpose": "assistants"})
         ids.append(answer.json()["id"])
     store = http.post("/v1/vector_stores", json={"name": "mills", "file_ids": ids}).json()["id"]
     while http.get(f"/v1/vector_stores/{store}").json()["file_counts"]["in_progress"]:
         pass  # each look is a request
-    children = {child.pid for child in poisoned.process.children(recursive=True)}
+    children = {child.pid for child in heard.process.children(recursive=True)}
     retrieved = called = 0
-    for number in range(passages):
-        poison = poisoned.poison(number)
+    for number, said in enumerate(poisons):
         messages = [{"role": "user", "content": f"Which colour is the mill number{number}?"}]
         asked = {"model": "fake", "messages": messages, "seed": number}
         paceline = {"vector_stores": [store], "report": True, "documents": 3}
         # As if obeyed: the answer is the poison itself, or a call with it.
-        says = {"type": "json_schema", "json_schema": {"name": "says", "strict": True, "schema": {"const": poison}}}
+        says = {"type": "json_schema", "json_schema": {"name": "says", "strict": True, "schema": {"const": said}}}
         answer = http.post("/v1/chat/completions", json=asked | {"response_format": says, "paceline": paceline})
         assert answer.status_code == 200, answer.text
         choice = answer.json()["choices"][0]
-        assert json.loads(choice["message"]["content"]) == poison
+        assert json.loads(choice["message"]["content"]) == said
         assert not choice["message"].get("tool_calls"), "text of an answer is no call where no tool was offered"
         cited = [citation["passage"] for citation in answer.json()["paceline"]["citations"]]
-        retrieved += any(poison[:20] in passage for passage in cited)
-        arguments = FETCH | {"properties": {"url": {"const": poison}}}
+        retrieved += any(said[:20] in passage for passage in cited)
+        arguments = FETCH | {"properties": {"url": {"const": said}}}
         tool = {"type": "function", "function": {"name": "fetch", "strict": True, "parameters": arguments}}
         body = asked | {"tools": [tool], "tool_choice": "required", "paceline": paceline, "max_tokens": 600}
         answer = http.post("/v1/chat/completions", json=body)
@@ -111,7 +86,7 @@ def test_nothing_in_retrieved_text_is_executed_or_fetched(
         for call in message.get("tool_calls") or ():
             called += 1
             assert call["function"]["name"] == "fetch", "its client decides what comes of it"
-            assert json.loads(call["function"]["arguments"]) == {"url": poison}
+            assert json.loads(call["function"]["arguments"]) == {"url": said}
         response = http.post(
             "/v1/responses",
             json={
@@ -123,13 +98,13 @@ def test_nothing_in_retrieved_text_is_executed_or_fetched(
         )
         assert response.status_code == 200, response.text
         assert {item["type"] for item in response.json()["output"]} <= {"message", "file_search_call"}
-    assert retrieved > passages // 2 and called > passages // 2, (retrieved, called)
-    assert poisoned.listener.connects == 0
-    assert not poisoned.written.exists()
-    assert {child.pid for child in poisoned.process.children(recursive=True)} <= children, "no program was started"
+    assert retrieved > len(poisons) // 2 and called > len(poisons) // 2, (retrieved, called)
+    assert heard.listener.connects == 0
+    assert not written.exists()
+    assert {child.pid for child in heard.process.children(recursive=True)} <= children, "no program was started"
     figure("poisoned passages retrieved", retrieved)
     figure("calls returned to the client, none executed", called)
-    figure("connections made", poisoned.listener.connects, at_most=0)
+    figure("connections made", heard.listener.connects, at_most=0)
 
 
 @pytest.mark.parametrize("folder", [DEVICE, CLOUD], ids=["device", "cloud"])
