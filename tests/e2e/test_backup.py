@@ -9,10 +9,11 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from paceline.commands.demo import Children, command, free_port
+from paceline.commands.demo import Children, command
+from tests.e2e.pair import started
 from tests.postgres import move
 
-FLAGS = ("--model", "fake", "--embedder", "hash")
+FLAGS = ("--embedder", "hash")
 FACT = "The landlord is called Velda.\n"
 
 
@@ -25,15 +26,6 @@ def moved(side: Path, to: Path) -> Path:
     to.mkdir(parents=True, exist_ok=True)
     subprocess.run(["tar", "-C", str(to), "-xzpf", str(archive)], check=True)
     return to / side.name
-
-
-def start(children: Children, name: str, program: str, state: Path, *flags: str, port: int = 0) -> str:
-    port = free_port(port)
-    child = children.start(
-        name, command(program, *FLAGS, "--port", str(port), "--state-dir", str(state), *flags), port=port
-    )
-    children.wait(lambda said: all(said))
-    return child.url
 
 
 def documents(children: Children, side: str, state: Path) -> list[str]:
@@ -51,9 +43,10 @@ def test_both_sides_come_back_from_their_archives(tmp_path: Path) -> None:
             children.run(command("docs", "add", str(tmp_path / f"{side}.md"), *where))
         key = json.loads(children.run(command("keys", "create", "k", "--json", "--state-dir", str(cloud))))["key"]
         code = json.loads(children.run(command("devices", "add", "d", "--json", "--state-dir", str(cloud))))["code"]
-        server = start(children, "server", "serve", cloud)
+        server = started(children, "server", "serve", *FLAGS, state=cloud).url
         (tmp_path / "code").write_text(code)
-        start(children, "agent", "agent", device, "--cloud", server, "--device", "d", "--code-file", "code")
+        joined = ("--cloud", server, "--device", "d")
+        started(children, "agent", "agent", *FLAGS, *joined, "--code-file", "code", state=device)
         children.wait(lambda said: all(each is not None and each["linked"] for each in said))
         with OpenAI(base_url=f"{server}/v1", api_key=key, max_retries=0) as client:
             response = client.responses.create(model="fake", input="Who?", max_output_tokens=8)
@@ -62,8 +55,8 @@ def test_both_sides_come_back_from_their_archives(tmp_path: Path) -> None:
     cloud, device = (moved(state, tmp_path / "restored") for state in (cloud, device))
     port = int(server.rsplit(":", 1)[1])  # a device knows its server by its address
     with Children(tmp_path) as children:
-        server = start(children, "server", "serve", cloud, port=port)
-        start(children, "agent", "agent", device, "--cloud", server, "--device", "d")  # without a code
+        started(children, "server", "serve", *FLAGS, state=cloud, port=port)
+        started(children, "agent", "agent", *FLAGS, *joined, state=device)  # without a code
         children.wait(lambda said: all(each is not None and each["linked"] for each in said))
         assert documents(children, "cloud", cloud) == ["cloud.md"]
         assert documents(children, "device", device) == ["device.md"], "encrypted, with its key in the archive"

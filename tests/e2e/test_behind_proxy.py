@@ -21,12 +21,13 @@ from openai import OpenAI, Stream
 
 from paceline.commands.demo import Child, Children, command, free_port
 from tests.caddy import as_installed
+from tests.e2e.pair import started
 from tests.e2e.test_identity import eventually
 from tests.postgres import RealPostgres
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "Caddyfile.fleet"
 NODE = Path(__file__).parent / "clients" / "fleet.mjs"
-COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1", "--debug-options")
+COMMON = ("--embedder", "hash", "--host", "127.0.0.1", "--debug-options")
 SAID: dict[str, Any] = {"model": "fake", "input": "Tell me of the harbour.", "max_output_tokens": 60, "temperature": 0}
 PLAIN = {"ignore_eos": True, "paceline": {"strategy": "autoregressive"}}  # nothing drafted: a step for each token
 
@@ -40,9 +41,7 @@ class Fleet:
     two: Child
 
     def start(self, name: str, port: int) -> Child:
-        flags = ("--port", str(port), "--state-dir", str(self.children.directory / name))
-        serve = command("serve", *COMMON, "--trusted-proxies", "127.0.0.1", *flags)
-        return self.children.start(name, serve, port=port)
+        return started(self.children, name, "serve", *COMMON, "--trusted-proxies", "127.0.0.1", port=port)
 
     def end(self, server: Child) -> int:
         server.process.wait()
@@ -64,7 +63,6 @@ def fleet(postgres: RealPostgres, tmp_path_factory: pytest.TempPathFactory) -> I
         with caddy(directory, ports) as url:
             made = Fleet(children, url, key, *(Child("", None, Path(), "") for _ in ports))  # type: ignore[arg-type]
             made.one, made.two = made.start("one", ports[0]), made.start("two", ports[1])
-            children.wait(all)
             yield made
             for child in children.members:
                 child.process.kill()  # neither is to wait for the other
@@ -122,7 +120,6 @@ def test_official_clients_go_on_where_a_killed_server_left_them(fleet: Fleet) ->
     assert text_of(list(led.responses.retrieve(late.id, stream=True))) == whole.output_text
 
     fleet.one = fleet.start("one", int(fleet.one.url.rpartition(":")[2]))
-    fleet.children.wait(all)
     node = ["node", str(NODE), fleet.one.url, fleet.two.url, fleet.key, identity, str(seen)]
     said = json.loads(subprocess.run(node, capture_output=True, check=True, timeout=60.0).stdout)
     assert said["rest"]["text"] == text_of(rest) and said["rest"]["last"] == rest[-1].type
@@ -140,10 +137,8 @@ def test_a_server_is_replaced_and_no_request_fails(fleet: Fleet) -> None:
     code.touch(mode=0o600)
     devices = command("devices", "add", "phone", "--json")
     code.write_text(json.loads(fleet.children.run(devices))["code"])
-    port = free_port(0)
-    flags = ("--port", str(port), "--state-dir", str(code.with_name("phone")), "--cloud-may-ask", "on")
-    agent = command("agent", *COMMON, *flags, "--cloud", fleet.url, "--device", "phone", "--code-file", str(code))
-    fleet.children.start("phone", agent, port=port)
+    joined = ("--cloud", fleet.url, "--device", "phone", "--code-file", str(code), "--cloud-may-ask", "on")
+    started(fleet.children, "phone", "agent", *COMMON, *joined)
     fleet.children.wait(lambda said: all(said) and said[-1] is not None and bool(said[-1]["linked"]))
     done, seen, asking = threading.Event(), Counter[object](), []
     for number in range(4):
@@ -155,7 +150,6 @@ def test_a_server_is_replaced_and_no_request_fails(fleet: Fleet) -> None:
         assert fleet.end(fleet.one) == 0
         before = seen["whole"]
         fleet.one = fleet.start("one", int(fleet.one.url.rpartition(":")[2]))
-        fleet.children.wait(all)
         eventually(lambda: seen["whole"] >= before + 8, "asked again")
     finally:
         done.set()

@@ -16,6 +16,7 @@ import pytest
 from device_agent.cloud import Credentials
 from paceline.commands.demo import Child, Children, Readiness, command, configured, free_port
 from tests.postgres import forget_key
+from tests.reliability.streams import Stream
 
 TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
 COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1")
@@ -48,6 +49,9 @@ class Site:
 
     def log(self, name: str) -> str:
         return self._programs[name].log.read_text()
+
+    def renewals(self) -> int:
+        return self.log("cloud").count("the key of laptop was renewed")
 
     def state(self, name: str) -> Path:
         return self.directory / name
@@ -99,26 +103,53 @@ def eventually(held: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
-def test_an_agent_enrols_both_may_be_restarted_and_one_that_is_revoked_is_told_so(site: Site) -> None:
+JOINT = {
+    "messages": [{"role": "user", "content": "Who keeps the key?"}],
+    "max_tokens": 256,
+    "seed": 11,
+    "paceline": {"strategy": "aggregate", "device": "laptop", "report": True},
+}
+LIFE_S = 6.0  # of a key, where it is renewed in mid-stream: every three seconds
+
+
+def test_an_agent_that_is_enrolled_outlives_restarts_renewals_and_another_key_of_its_server(site: Site) -> None:
+    """Its answer over several renewals is that without any; a server with another key is refused with a sentence, and
+    one that is revoked is told so."""
     site.serve()
-    code = site.code_file("laptop")
+    secret = (code := site.code_file("laptop")).read_text().strip()
     site.agent("laptop", "--code-file", str(code))
-    eventually(lambda: site.linked("laptop"), "it is not linked")
+    eventually(lambda: site.linked("cloud"), "it is not linked")
     enrolled = site.key("laptop")
+    first = Stream(site.url("cloud"), JOINT).join()
+    assert first.whole and first.degraded is None and len(first.text) > 20
+    assert site.renewals() == 0
     site.kill("laptop")
     site.agent("laptop")
     eventually(lambda: site.linked("laptop"), "it is not linked after its restart")
+    assert site.key("laptop") == enrolled
     site.kill("cloud")
     eventually(lambda: not site.linked("laptop"), "the link is still there")
-    site.serve()
-    eventually(lambda: site.linked("laptop"), "it is not linked after the server's restart")
-    assert site.key("laptop") == enrolled
-    secret = code.read_text().strip()
+    short = (f"credential_hours = {LIFE_S / 3600}", "emulate = 'forward=100ms'")
+    site.serve(*configured(site.directory, "[tuning]", *short))
+    eventually(lambda: site.linked("cloud"), "it is not linked after the server's restart")
+    before = site.renewals()
+    again = Stream(site.url("cloud"), JOINT).join()
+    assert (again.text, again.whole, again.degraded) == (first.text, True, None)
+    assert site.renewals() > before and site.key("laptop") != enrolled
     for name in ("cloud", "laptop"):
         assert secret not in site.log(name)
         assert not [
             file for file in site.state(name).rglob("*") if file.is_file() and secret in file.read_text("latin-1")
         ]
+
+    site.kill("cloud")
+    forget_key(site.state("cloud"))
+    site.serve()
+    eventually(lambda: "has been set up anew, or somebody is in between" in site.log("laptop"), "it was not told")
+    assert not site.linked("cloud")
+    site.kill("laptop")
+    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
+    eventually(lambda: site.linked("laptop"), "it cannot be enrolled again")
     site.devices("revoke", "laptop")
     eventually(lambda: not site.linked("cloud"), "the link is still there")
     eventually(lambda: "The server's owner has revoked this device" in site.log("laptop"), "it was not told")
@@ -165,64 +196,3 @@ def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
         process.kill()
         process.wait()
         site.children.members[:] = [child for child in site.children.members if child.process is not process]
-
-
-LIFE_S = 6.0  # of a key, where it is renewed in mid-stream: every three seconds
-
-
-def test_a_key_is_renewed_in_mid_stream_and_the_text_is_the_same(site: Site) -> None:
-    """One answer of both sides, slowed down, over several renewals; the same answer without any is its reference."""
-    body = {
-        "model": "fake",
-        "messages": [{"role": "user", "content": "Who keeps the key?"}],
-        "max_tokens": 256,
-        "seed": 11,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "paceline": {"strategy": "aggregate", "device": "laptop", "report": True},
-    }
-    texts = []
-    for hours in (24.0, LIFE_S / 3600):
-        slow = ["emulate = 'forward=100ms'"] if hours < 1 else []
-        site.serve(*configured(site.directory, "[tuning]", f"credential_hours = {hours}", *slow))
-        flags = ("--code-file", str(site.code_file("laptop"))) if not texts else ()
-        site.agent("laptop", *flags)
-        eventually(lambda: site.linked("cloud"), "it is not linked")
-        before = site.log("cloud").count("the key of laptop was renewed")
-        text, report = _streamed(site.url("cloud"), body)
-        renewed = site.log("cloud").count("the key of laptop was renewed") - before
-        assert report.get("degraded") is None and report["strategy"] == "aggregate"
-        assert (renewed > 0) == (hours < 1)
-        texts.append(text)
-        site.kill("laptop")
-        site.kill("cloud")
-    assert texts[0] == texts[1] and len(texts[0]) > 20
-
-
-def _streamed(url: str, body: dict[str, object]) -> tuple[str, dict[str, object]]:
-    text, report = "", {}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            assert "error" not in chunk, chunk
-            report = chunk.get("paceline") or report
-            for choice in chunk["choices"]:
-                text += choice["delta"].get("content") or ""
-    return text, report
-
-
-def test_a_server_with_another_key_is_refused_with_a_sentence(site: Site) -> None:
-    site.serve()
-    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
-    eventually(lambda: site.linked("laptop"), "it is not linked")
-    site.kill("cloud")
-    forget_key(site.state("cloud"))
-    site.serve()
-    eventually(lambda: "has been set up anew, or somebody is in between" in site.log("laptop"), "it was not told")
-    assert not site.linked("cloud")
-    site.kill("laptop")
-    site.agent("laptop", "--code-file", str(site.code_file("laptop")))
-    eventually(lambda: site.linked("laptop"), "it cannot be enrolled again")

@@ -16,17 +16,19 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Children, command, free_port
+from tests.e2e.pair import started
+from tests.reliability.streams import until
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 NAME = socket.gethostname()  # no loopback name: the environment's certificates count
 ADDRESS = socket.gethostbyname(NAME)
-FLAGS = ("--model", "fake", "--embedder", "hash")
+FLAGS = ("--embedder", "hash")
 MIB = 1 << 20
 
 
 @contextmanager
-def nginx(directory: Path, server: int, port: int) -> Iterator[Path]:
-    """nginx in front of a server's port. Yields its certificate, which nobody signed."""
+def nginx(directory: Path, server: str, port: int) -> Iterator[Path]:
+    """nginx in front of a server. Yields its certificate, which nobody signed."""
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     assert program is not None, "make tools"
     key, certificate = directory / "key.pem", directory / "certificate.pem"
@@ -38,7 +40,7 @@ def nginx(directory: Path, server: int, port: int) -> Iterator[Path]:
         (r"/etc/letsencrypt/\S+/fullchain.pem", str(certificate)),
         (r"/etc/letsencrypt/\S+/privkey.pem", str(key)),
         (r"listen 443 ", f"listen {ADDRESS}:{port} "),
-        (r"http://127.0.0.1:8000", f"http://127.0.0.1:{server}"),
+        (r"http://127.0.0.1:8000", server),
     ):
         assert re.search(pattern, text)
         text = re.sub(pattern, here, text)
@@ -50,12 +52,22 @@ def nginx(directory: Path, server: int, port: int) -> Iterator[Path]:
         f"daemon off;\npid {directory}/pid;\nerror_log stderr;\nevents {{}}\n"
         f"http {{\naccess_log off;\n{paths}{text}}}\n"
     )
-    process = subprocess.Popen([program, "-p", directory, "-c", file], stderr=subprocess.DEVNULL)
+    with (directory / "nginx.log").open("wb") as log:
+        process = subprocess.Popen([program, "-p", directory, "-c", file], stderr=log)
+
+    def listens() -> bool:
+        assert process.poll() is None, (directory / "nginx.log").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex((ADDRESS, port)) == 0
+
     try:
+        until(listens)
         yield certificate
     finally:
         process.terminate()
         process.wait()
+    said = (directory / "nginx.log").read_text()
+    assert "nginx: [warn]" not in said, said
 
 
 def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +75,9 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
     with Children(tmp_path) as children:
         key = json.loads(children.run(command("keys", "create", "k", "--json", *state)))["key"]
         code = json.loads(children.run(command("devices", "add", "d", "--json", *state)))["code"]
-        port, tls = free_port(0), free_port(0)
-        serve = command("serve", *FLAGS, "--port", str(port), "--trusted-proxies", "127.0.0.1", *state)
-        server = children.start("server", serve, port=port)
-        with nginx(tmp_path, port, tls) as certificate:
-            children.wait(lambda said: all(said))
+        tls = free_port(0)
+        server = started(children, "cloud", "serve", *FLAGS, "--trusted-proxies", "127.0.0.1")
+        with nginx(tmp_path, server.url, tls) as certificate:
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
             url = f"https://{NAME}:{tls}"
             verify = ssl.create_default_context(cafile=str(certificate))
@@ -85,10 +95,8 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
                 sent = {"data": {"purpose": "assistants"}, "files": {"file": ("big.txt", bytes(30 * MIB))}}
                 assert http.post("/v1/files", **sent).status_code == 200  # type: ignore[arg-type]  # as httpx has them
             (tmp_path / "code").write_text(code)
-            port = free_port(0)
-            where = ("--port", str(port), "--state-dir", str(tmp_path / "device"))
-            agent = command("agent", *FLAGS, *where, "--cloud", url, "--device", "d", "--code-file", "code")
-            device = children.start("device", agent, port=port)
+            joined = ("--cloud", url, "--device", "d", "--code-file", "code")
+            device = started(children, "device", "agent", *FLAGS, *joined)
             children.wait(lambda said: all(each is not None and each["linked"] for each in said))
             told = json.loads(children.run(command("status", "--url", server.url, "--key", key, "--json")))
             assert [link["peer"] for link in told[0]["links"]] == ["d"]

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,27 +22,15 @@ import paceline.models
 from paceline.commands.demo import Child, Children, clean_environment, command, free_port
 from paceline.models import CAUSAL
 from tests.depth import DEPTH
+from tests.e2e.pair import started
 from tests.engine.checkpoints import save
+from tests.reliability.streams import Stream
 
 STAGES = 2
 QUESTIONS = ("What is the capital of France?", "Tell me a story about a dog.", "Who are you?")
+MODEL = ("--model", CAUSAL, "--embedder", "hash")
 LONG = {"max_tokens": 60, "logit_bias": {"4": -100}}  # never ends by itself
 KILL_AT = 8  # pieces of text
-
-
-def start(children: Children, name: str, *flags: str) -> Child:
-    port = free_port(0)
-    given = (
-        "--port",
-        str(port),
-        "--model",
-        CAUSAL,
-        "--embedder",
-        "hash",
-        "--state-dir",
-        str(children.directory / name),
-    )
-    return children.start(name, command("serve", *given, *flags), port=port)
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +38,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Child, C
     """One with its model whole, one with it in stages and a draft model beside them."""
     with Children(tmp_path_factory.mktemp("servers")) as children:
         staged = ("--stages", str(STAGES), "--draft-model", CAUSAL)
-        found = start(children, "whole"), start(children, "staged", *staged)
-        children.wait(lambda bodies: all(body is not None for body in bodies))
-        yield found
+        yield started(children, "whole", "serve", *MODEL), started(children, "staged", "serve", *MODEL, *staged)
 
 
 def stage_processes(server: Child) -> list[psutil.Process]:
@@ -79,24 +65,6 @@ def text(server: Child, asked: dict[str, object]) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
-def streamed(server: Child, asked: dict[str, object], at_piece: Callable[[int], None]) -> str:
-    pieces: list[str] = []
-    with httpx.stream(
-        "POST", f"{server.url}/v1/chat/completions", json=asked | {"stream": True}, timeout=300, trust_env=False
-    ) as answer:
-        assert answer.status_code == 200
-        for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            piece = event["choices"][0]["delta"].get("content") if event["choices"] else None
-            if piece:
-                pieces.append(piece)
-                at_piece(len(pieces))
-    return "".join(pieces)
-
-
 @pytest.mark.parametrize("strategy", ["autoregressive", "lookup_tree", "pipeline"])
 def test_texts_are_those_of_the_whole_model(servers: tuple[Child, Child], strategy: str) -> None:
     whole, staged = servers
@@ -118,26 +86,37 @@ def test_a_stage_that_is_killed_in_mid_answer_costs_no_token(
     assert text(staged, asked) == expected, "all stages run: one that a busy machine lost has been started again"
     victim = stage_processes(staged)[number]
 
-    def kill(piece: int) -> None:
-        if piece == KILL_AT:
-            os.kill(victim.pid, signal.SIGKILL)
-
-    assert streamed(staged, asked, kill) == expected
+    answer = Stream(staged.url, asked)
+    answer.wait_for(KILL_AT)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert answer.join().text == expected and answer.whole
     assert text(staged, asked) == expected, "and the next request"
     assert len(stage_processes(staged)) == STAGES and victim not in stage_processes(staged)
 
 
-def test_no_stage_outlives_its_server(tmp_path: Path) -> None:
-    with Children(tmp_path) as children:
-        server = start(children, "staged", "--stages", "1")
-        children.wait(lambda bodies: all(body is not None for body in bodies))
-        stages = stage_processes(server)
-        assert len(stages) == 1
-        os.kill(server.process.pid, signal.SIGKILL)
-        server.process.wait()
-        gone, alive = psutil.wait_procs(stages, timeout=60)
-        assert gone and not alive
-        children.members.remove(server)
+def test_log_probabilities_and_constraints_come_from_the_last_stage(servers: tuple[Child, Child]) -> None:
+    whole, staged = servers
+    shape = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    schema = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": shape}}
+    for more in ({"logprobs": True, "top_logprobs": 3}, {"response_format": schema}, {"presence_penalty": 1.5}):
+        asked = body(QUESTIONS[0], 1, "autoregressive", **more)
+        found, expected = (
+            httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=300, trust_env=False).json()
+            for server in (staged, whole)
+        )
+        assert found["choices"][0]["message"] == expected["choices"][0]["message"]
+        for one, other in zip(*(_logprobs(each) for each in (found, expected)), strict=True):
+            assert one["token"] == other["token"] and abs(one["logprob"] - other["logprob"]) < 1e-3
+
+
+def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
+    found = answer["choices"][0]["logprobs"]  # type: ignore[index]  # OpenAI's shape
+    return [] if found is None else list(found["content"])
 
 
 # ---- `paceline stage` by itself -------------------------------------------------------------------------------------
@@ -287,26 +266,12 @@ def test_layers_that_are_no_span_are_refused_with_a_sentence() -> None:
         assert (done.returncode == 2 and "span" in done.stderr) or "FIRST:STOP" in done.stderr, done.stderr
 
 
-def test_log_probabilities_and_constraints_come_from_the_last_stage(servers: tuple[Child, Child]) -> None:
-    whole, staged = servers
-    shape = {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}},
-        "required": ["a"],
-        "additionalProperties": False,
-    }
-    schema = {"type": "json_schema", "json_schema": {"name": "s", "strict": True, "schema": shape}}
-    for more in ({"logprobs": True, "top_logprobs": 3}, {"response_format": schema}, {"presence_penalty": 1.5}):
-        asked = body(QUESTIONS[0], 1, "autoregressive", **more)
-        found, expected = (
-            httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=300, trust_env=False).json()
-            for server in (staged, whole)
-        )
-        assert found["choices"][0]["message"] == expected["choices"][0]["message"]
-        for one, other in zip(*(_logprobs(each) for each in (found, expected)), strict=True):
-            assert one["token"] == other["token"] and abs(one["logprob"] - other["logprob"]) < 1e-3
-
-
-def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
-    found = answer["choices"][0]["logprobs"]  # type: ignore[index]  # OpenAI's shape
-    return [] if found is None else list(found["content"])
+def test_no_stage_outlives_its_server(servers: tuple[Child, Child]) -> None:
+    """The last: it ends the server that the others share."""
+    _, staged = servers
+    stages = stage_processes(staged)
+    assert len(stages) == STAGES
+    os.kill(staged.process.pid, signal.SIGKILL)
+    staged.process.wait()
+    gone, alive = psutil.wait_procs(stages, timeout=60)
+    assert gone and not alive

@@ -9,49 +9,46 @@ from pathlib import Path
 
 import httpx
 
-from paceline.commands.demo import Child, Children, command, free_port
+from paceline.commands.demo import Child, Children, command
+from tests.e2e.pair import started
 from tests.e2e.test_identity import eventually
-from tests.postgres import real_postgres
+from tests.postgres import RealPostgres
+from tests.reliability.streams import Stream
 
-COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1", "--debug-options")
-LONG = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0, "stream": True}
+COMMON = ("--embedder", "hash", "--host", "127.0.0.1", "--debug-options")
+LONG = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
 
 
-def test_a_device_of_a_lost_server_is_linked_to_the_other_and_its_answer_goes_on(tmp_path: Path) -> None:
-    with real_postgres() as postgres, Children(tmp_path) as children:
+def test_a_device_of_a_lost_server_is_linked_to_the_other_and_its_answer_goes_on(
+    postgres: RealPostgres, tmp_path: Path
+) -> None:
+    with Children(tmp_path) as children:
         settings = f'[server]\ndatabase = "{postgres.new_database()}"\n'
         (tmp_path / "paceline.toml").write_text(settings)  # where the programs run
         servers = []
         for name in ("a", "b"):
-            port = free_port(0)
-            flags = ("--state-dir", str(tmp_path / name), "--port", str(port))
-            servers.append(children.start(name, command("serve", *COMMON, *flags), port=port))
-            children.wait(all)
+            servers.append(started(children, name, "serve", *COMMON))
         code = tmp_path / "code"
         code.touch(mode=0o600)
         devices = command("devices", "add", "phone", "--json")
         code.write_text(json.loads(children.run(devices))["code"])
-        port, urls = free_port(0), ",".join(server.url for server in servers)
-        flags = ("--state-dir", str(tmp_path / "phone"), "--port", str(port), "--cloud-may-ask", "on")
-        agent = command("agent", *COMMON, *flags, "--cloud", urls, "--device", "phone", "--code-file", str(code))
-        phone = children.start("phone", agent, port=port)
-        children.wait(all)
+        urls = ",".join(server.url for server in servers)
+        joined = ("--cloud", urls, "--device", "phone", "--code-file", str(code), "--cloud-may-ask", "on")
+        phone = started(children, "phone", "agent", *COMMON, *joined)
         eventually(lambda: is_linked(phone), "linked")
         home, other = sorted(servers, key=is_linked, reverse=True)
         told = ask(other)
         assert told["degraded"] is None and told["strategy"] != "autoregressive", "by way of its server"
 
-        with httpx.stream("POST", f"{phone.url}/v1/chat/completions", json=asked(**LONG), timeout=60.0) as answer:
-            lines = (json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {"))
-            assert sum(1 for _, _ in zip(range(20), lines, strict=False)) == 20
-            os.kill(home.process.pid, signal.SIGKILL)
-            eventually(lambda: is_linked(other), "linked again")
-            *_, last = (chunk for chunk in lines if chunk.get("choices"))
-        assert last["paceline"]["degraded"] == "cloud_lost"
-        assert last["paceline"]["stats"]["alone"] < 2000, "it was taken in again"
+        answer = Stream(phone.url, asked(**LONG))
+        answer.wait_for(20)
+        os.kill(home.process.pid, signal.SIGKILL)
+        eventually(lambda: is_linked(other), "linked again")
+        answer.join()
+        assert answer.degraded == "cloud_lost" and answer.alone < 2000, "it was taken in again"
         home.process.wait()
         children.members.remove(home)
-        assert last["choices"][0]["finish_reason"] == "length"
+        assert answer.reason == "length"
         assert ask(other)["degraded"] is None
 
 
