@@ -10,6 +10,7 @@ import { PICTURES } from "./pictures.mjs";
 
 const FILE = "omber.md";
 const FACT = "The lighthouse of Omber is painted in green stripes.\n";
+const SHORT = { max_output_tokens: 8 }; // where an answer only has to end
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
@@ -242,33 +243,27 @@ const SCENARIOS = {
     return { suggested, name, answer, links, made, formulas, clipped, imported, title, source, assigned };
   },
 
-  // A conversation that is deleted before its answer has begun.
-  async deleted(page, { url }) {
+  // A conversation that is deleted before its answer has begun; then two conversations, answered beside each other.
+  async beside(page, { url }) {
     await page.route("**/v1/responses", () => {}); // mute
     await page.clock.install();
     await page.goto(url);
     await linked(page);
+    const writing = () => page.waitForSelector(".answer[data-state=writing]");
     await begin(page, "A secret?");
-    await page.waitForSelector(".answer[data-state=writing]");
+    await writing();
     await page.clock.fastForward(5000); // long enough that what arrives next would be kept
     await deleteFirst(page);
     await page.waitForSelector("#stop", { state: "hidden" });
     await page.reload();
     await linked(page);
-    return { left: await page.locator("#conversations li", { hasText: "A secret?" }).count() };
-  },
-
-  // A question in a second conversation while the first one is being answered.
-  async beside(page, { url }) {
-    await page.route("**/v1/responses", () => {}); // mute
-    await page.goto(url);
-    await linked(page);
+    const left = await page.locator("#conversations li", { hasText: "A secret?" }).count();
     await begin(page, "One?");
-    await page.waitForSelector(".answer[data-state=writing]");
+    await writing();
     await page.keyboard.press("Alt+n");
     const free = await page.locator("#send").isVisible();
     await begin(page, "Two?");
-    await page.waitForSelector(".answer[data-state=writing]");
+    await writing();
     const two = await page.locator(".question .words").allTextContents();
     await page.click("#stop");
     await page.waitForSelector(".answer[data-state=stopped]");
@@ -276,7 +271,7 @@ const SCENARIOS = {
     const first = (await lastAnswer(page)).state;
     await page.reload(); // keeps both
     await linked(page);
-    return { free, two, first, kept: await page.locator("#conversations .open").allTextContents() };
+    return { left, free, two, first, kept: await page.locator("#conversations .open").allTextContents() };
   },
 
   // An answer that is being written when another browser looks, which has never seen the conversation.
@@ -393,6 +388,7 @@ const SCENARIOS = {
   // One conversation in two tabs, asked in turns.
   async tabs(page, { url }) {
     const other = await page.context().newPage();
+    for (const each of [page, other]) Object.assign(await seeded(each), SHORT);
     await page.goto(url);
     await linked(page);
     await ask(page, "One?");
@@ -418,7 +414,7 @@ const SCENARIOS = {
         Object.defineProperty(window, name, { get() { throw new DOMException("denied", "SecurityError"); } });
       }
     }, given);
-    await seeded(page);
+    Object.assign(await seeded(page), SHORT);
     let told;
     const asked = new Promise((resolve) => { told = resolve; });
     await page.route("**/v1/models", async (route) => { await asked; await route.continue(); }); // a question is faster
@@ -444,13 +440,14 @@ const SCENARIOS = {
     await page.evaluate(async (body) => {
       const post = async (path, sent) => (await fetch(path, sent)).json();
       const { id } = await post("v1/vector_stores", body.store);
+      const file_ids = [];
       for (let number = 0; number < 103; number += 1) {
         const form = new FormData();
         form.append("purpose", "assistants");
         form.append("file", new File([`Fact ${number}.`], `${number}.md`));
-        const file = await post("v1/files", { method: "POST", body: form });
-        await post(`v1/vector_stores/${id}/files`, { ...body.store, body: JSON.stringify({ file_id: file.id }) });
+        file_ids.push((await post("v1/files", { method: "POST", body: form })).id);
       }
+      await post(`v1/vector_stores/${id}/file_batches`, { ...body.store, body: JSON.stringify({ file_ids }) });
     }, { store: body({ name: "Many", metadata: { made_by: "paceline page" } }) });
     await page.click("#open-documents");
     await page.waitForFunction(() => document.querySelectorAll("#uploads li").length > 100);
@@ -490,7 +487,7 @@ const SCENARIOS = {
       };
       const unlike = [];
       let cuts = 0;
-      for (let round = 0; round < 250; round += 1) {
+      for (let round = 0; round < 120; round += 1) {
         let text = "";
         while (text.length < 250) text += pieces[below(pieces.length)].slice(0, 60) + ["", " ", "\n", "\n\n", "\n  "][below(5)];
         const run = new Run(text, lanesOf(text.length));
