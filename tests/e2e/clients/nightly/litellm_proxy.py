@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +13,6 @@ from typing import Any
 import checks
 import httpx
 
-START_S = 180.0
 url, key = sys.argv[1:]
 ASKED = {"model": checks.MODEL, "messages": [{"role": "user", "content": checks.QUESTION}], "temperature": 0}
 BEHIND = {"api_base": f"{url}/v1", "api_key": key}
@@ -32,34 +27,12 @@ MODELS = [
 @contextmanager
 def proxy(folder: Path) -> Iterator[httpx.Client]:
     """A client of a proxy that runs until the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     config = folder / "config.yaml"
     config.write_text(json.dumps({"model_list": MODELS, "general_settings": {"master_key": "sk-proxy"}}))
-    environment = {"PATH": os.defpath, "HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    command = [str(Path(sys.executable).with_name("litellm")), "--config", str(config), "--host", "127.0.0.1"]
-    with (folder / "log").open("wb") as log:
-        running = subprocess.Popen([*command, "--port", port], env=environment, stdout=log, stderr=log, cwd=folder)
-    try:
-        headers = {"authorization": "Bearer sk-proxy"}
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=120.0) as client:
-            until = time.monotonic() + START_S
-            while not is_up(client):
-                if running.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError((folder / "log").read_text()[-300:])
-                time.sleep(1.0)
-            yield client
-    finally:
-        running.terminate()
-        running.wait(30)
-
-
-def is_up(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health/liveliness").status_code == 200
-    except httpx.TransportError:
-        return False
+    given = {"health": "/health/liveliness", "environment": {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}}
+    headers = {"authorization": "Bearer sk-proxy"}
+    with checks.served(folder, "litellm", "--config", str(config), **given, headers=headers) as client:
+        yield client
 
 
 def posted(client: httpx.Client, path: str, **body: Any) -> Any:

@@ -6,12 +6,8 @@ embedder of this server reads its files.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +16,6 @@ from typing import Any
 import checks
 import httpx
 
-START_S = 240.0
 url, key = sys.argv[1:]
 ASKED = {"model": checks.MODEL, "messages": [{"role": "user", "content": checks.QUESTION}]}
 
@@ -28,12 +23,7 @@ ASKED = {"model": checks.MODEL, "messages": [{"role": "user", "content": checks.
 @contextmanager
 def webui(folder: Path) -> Iterator[httpx.Client]:
     """A client, signed in, of a server that runs until the end."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
     environment = {
-        "PATH": os.defpath,
-        "HOME": str(folder),
         "DATA_DIR": str(folder),
         "WEBUI_AUTH": "False",
         "WEBUI_SECRET_KEY": "of this test alone",
@@ -47,30 +37,10 @@ def webui(folder: Path) -> Iterator[httpx.Client]:
         "RAG_OPENAI_API_BASE_URL": f"{url}/v1",
         "RAG_OPENAI_API_KEY": key,
     }
-    program = str(Path(sys.executable).parent / "open-webui")
-    serve = [program, "serve", "--host", "127.0.0.1", "--port", port]
-    with (folder / "said").open("wb") as said:
-        server = subprocess.Popen(serve, env=environment, stdout=said, stderr=said, cwd=folder)
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120.0) as client:
-            begun = time.monotonic()
-            while not up(client):
-                if server.poll() is not None or time.monotonic() > begun + START_S:
-                    raise RuntimeError((folder / "said").read_text(errors="replace")[-2000:])
-                time.sleep(0.5)
-            token = client.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()["token"]
-            client.headers["authorization"] = f"Bearer {token}"
-            yield client
-    finally:
-        server.terminate()
-        server.wait()
-
-
-def up(client: httpx.Client) -> bool:
-    try:
-        return client.get("/health").status_code == 200
-    except httpx.TransportError:
-        return False
+    with checks.served(folder, "open-webui", "serve", health="/health", environment=environment) as client:
+        token = client.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()["token"]
+        client.headers["authorization"] = f"Bearer {token}"
+        yield client
 
 
 def done(answer: httpx.Response) -> Any:

@@ -15,8 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.commands.demo import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command
 from paceline.models import DEVICE
+from tests.e2e.pair import started
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parents[3] / ".venv-nightly"
@@ -50,11 +51,8 @@ def serve(children: Children, folder: Path) -> tuple[str, str]:
     document.write_text(DOCUMENT, encoding="utf-8")
     children.run(command("docs", "add", str(document), "--side", "cloud", *state))
     key = json.loads(children.run(command("keys", "create", "nightly", "--json", *state)))["key"]
-    port = free_port(0)
     models = ("--model", "demo", "--model", str(long_model(folder)))
-    child = children.start("cloud", command("serve", *models, "--port", str(port), *state), port=port)
-    children.wait(lambda said: all(said))
-    return child.url, key
+    return started(children, "cloud", "serve", *models, state=folder / "state").url, key
 
 
 def long_model(folder: Path) -> Path:

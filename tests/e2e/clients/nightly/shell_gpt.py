@@ -41,10 +41,4 @@ def chat() -> None:
     assert checks.QUESTION in sgpt("--show-chat", "library")
 
 
-checks.run(
-    "shell-gpt",
-    {
-        "question": lambda: checks.opens(sgpt("--no-cache", checks.QUESTION)),
-        "chat": chat,
-    },
-)
+checks.run("shell-gpt", {"question": lambda: checks.opens(sgpt("--no-cache", checks.QUESTION)), "chat": chat})
