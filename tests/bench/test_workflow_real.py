@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from bench.workflow_real import (
-    STATIC_PUBLIC,
-    WAYS,
-)
+from bench.workflow_real import STATIC_PUBLIC, WAYS
 from paceline.runtime.units import UnitRegistry
 from paceline.workflow.flows import FLOWS, WRITE, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import StagesAdded

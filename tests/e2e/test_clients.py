@@ -6,7 +6,6 @@ installs both. The reference for all of them is curl's output.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -16,9 +15,10 @@ from typing import Any
 import jsonschema
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
-from paceline.commands.demo import Children, clean_environment, command, free_port
+from paceline.commands.demo import Children, clean_environment, command
+from tests.e2e.pair import started
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = ROOT / "tests" / "e2e" / "clients"
@@ -43,11 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     with Children(directory) as children:
         state = ("--state-dir", str(directory / "state"))
         key = json.loads(children.run(command("keys", "create", "clients", "--json", *state)))["key"]
-        port = free_port(0)
-        serve = command("serve", "--model", "fake", "--embedder", "hash", "--port", str(port), *state)
-        child = children.start("cloud", serve, port=port)
-        children.wait(lambda said: all(said))
-        yield child.url, key
+        yield started(children, "cloud", "serve", "--embedder", "hash", state=directory / "state").url, key
 
 
 # ---- curl, the reference --------------------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ def gathered(chunks: list[Any]) -> Said:
 STREAMED: Said = {"stream": True, "stream_options": {"include_usage": True}}
 
 
-def python_sync(url: str, key: str) -> Said:
+def openai_client(url: str, key: str) -> Said:
     with OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
         create: Callable[..., Any] = client.chat.completions.create
         respond: Callable[..., Any] = client.responses.create
@@ -176,47 +172,6 @@ def python_sync(url: str, key: str) -> Said:
         return said
 
 
-def python_async(url: str, key: str) -> Said:
-    return asyncio.run(_python_async(url, key))
-
-
-async def _python_async(url: str, key: str) -> Said:
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=60.0) as client:
-        create: Callable[..., Any] = client.chat.completions.create
-        respond: Callable[..., Any] = client.responses.create
-        said: Said = {
-            "models": [model.id async for model in client.models.list()],
-            "whole": answer(await create(**BASE)),
-            "streamed": gathered([chunk async for chunk in await create(**BASE, **STREAMED)]),
-            "schema": (await create(**LONG, response_format=FORMAT)).choices[0].message.content,
-            "tool": call(await create(**LONG, **TOOLS)),
-            "logprobs": logprobs(await create(**BASE, logprobs=True, top_logprobs=3)),
-            "completions": (await client.completions.create(**PROMPT)).choices[0].text,
-            "embeddings": vectors(await client.embeddings.create(model=TASKS["embedder"], input=TASKS["texts"])),
-        }
-        async with client.chat.completions.stream(**LONG, **TOOLS) as stream:
-            said["tool_streamed"] = call(await stream.get_final_completion())
-        whole, events = await respond(**RESPONSE), [each async for each in await respond(**RESPONSE, stream=True)]
-        said["responses"] = {
-            "text": whole.output_text,
-            "streamed": "".join(event.delta for event in events if event.type == "response.output_text.delta"),
-            "numbers": [event.sequence_number for event in events],
-        }
-        file = await client.files.create(file=("omber.md", TASKS["file"].encode()), purpose="assistants")
-        store = await client.vector_stores.create(name="lights")
-        files = client.vector_stores.files
-        added = await files.create_and_poll(file.id, vector_store_id=store.id, poll_interval_ms=50)
-        found = [each async for each in client.vector_stores.search(store.id, query=TASKS["search"])]
-        said["files"] = {"status": added.status, "text": found[0].content[0].text, "name": found[0].filename}
-        await client.vector_stores.delete(store.id)
-        await client.files.delete(file.id)
-        try:
-            await create(**BASE | {"model": "nobody"})
-        except openai.NotFoundError as error:
-            said["refusal"] = {"status": error.status_code, "code": error.code, "named": bool(error.request_id)}
-        return said
-
-
 def script(*program: str) -> Callable[[str, str], Said]:
     """A client in another process, which prints its results as its last line."""
 
@@ -239,8 +194,7 @@ def script(*program: str) -> Callable[[str, str], Said]:
 
 OTHER_PYTHON = str(ROOT / ".venv-clients" / "bin" / "python")
 ASK: dict[str, Callable[[str, str], Said]] = {
-    "openai": python_sync,
-    "openai async": python_async,
+    "openai": openai_client,
     "openai for Node": script("node", str(CLIENTS / "node.mjs")),
     "LangChain": script(OTHER_PYTHON, str(CLIENTS / "langchain_chat.py")),
     "LiteLLM": script(OTHER_PYTHON, str(CLIENTS / "litellm_chat.py")),

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from paceline.commands.demo import Children, Pair, start_pair
 from paceline.engine.reader.answer import NOTHING
 from paceline.engine.reader.question import ABILITIES
-from paceline.strategies.base import SIDES, Side
+from paceline.strategies.base import Side
 
 PRIVATE = (
     "Cottage notes. The spare key hangs behind the bird feeder. Wifi for guests: blue-kettle-71. The chimney sweep is "
@@ -94,9 +94,7 @@ class Departure(BaseModel):
 def test_an_answer_of_a_form_holds_what_was_found_and_ends(pair: Pair, side: Side) -> None:
     client = OpenAI(base_url=f"{pair.url(side)}/v1", api_key="none", max_retries=0, timeout=60.0)
     found = client.chat.completions.parse(
-        model="demo",
-        messages=[{"role": "user", "content": "When does the post van leave?"}],
-        response_format=Departure,
+        model="demo", messages=[{"role": "user", "content": "When does the post van leave?"}], response_format=Departure
     )
     assert found.choices[0].message.parsed == Departure(time="16:00", place="the old mill")
 
@@ -114,27 +112,3 @@ def test_a_required_call_comes_once_and_whole(pair: Pair, side: Side) -> None:
     (call,) = choice.message.tool_calls or []
     assert choice.finish_reason == "tool_calls" and isinstance(call, ChatCompletionMessageFunctionToolCall)
     assert (call.function.name, json.loads(call.function.arguments)) == ("hours", {"place": "shop"})
-
-
-def test_an_answer_is_the_same_on_both_sides_and_every_time(pair: Pair) -> None:
-    texts = [asked(pair, side, "When does the post van leave?")[0] for side in ("device", "cloud", "device")]
-    assert len(set(texts)) == 1
-
-
-# ---- searched for again ---------------------------------------------------------------------------------------------
-def test_documents_searched_for_again_in_mid_answer_are_counted_and_the_text_is_that_of_both_sides(pair: Pair) -> None:
-    told = {side: asked(pair, side, BOTH, strategy="aggregate", search_every=8) for side in SIDES}
-    assert told["cloud"][0] == told["device"][0] != ""
-    for _, report in told.values():
-        assert report["degraded"] is None and report["stats"]["searches"] >= 2
-        assert {cited["side"] for cited in report["citations"]} <= set(SIDES)
-    body = {"model": "demo", "messages": [{"role": "user", "content": BOTH}], "paceline": {"search_every": 4}}
-    refused = httpx.post(f"{pair.url('device')}/v1/chat/completions", json=body)
-    assert refused.status_code == 400 and "search_every" in refused.json()["error"]["message"]
-
-
-def test_a_refusal_cites_no_document_in_whatever_stretch_it_becomes_one(pair: Pair) -> None:
-    question = "Who invented the steam engine?"
-    text, report = asked(pair, "device", question, strategy="aggregate", search_every=8)
-    assert NOTHING in text
-    assert report["stats"]["searches"] > 1 and report["citations"] == []

@@ -159,18 +159,6 @@ def test_both_sides_and_the_web_are_behind_one_answer(pair: Pair, web: StandIn, 
     assert stages >= {"plan", "search web", "fetch", "embed page"}
 
 
-def test_a_client_that_leaves_a_workflow_leaves_nothing_behind(pair: Pair) -> None:
-    client = pair.client("device")
-    with client.chat.completions.create(
-        model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": QUESTION}],
-        stream=True,
-        extra_body={"paceline": {"workflow": "advanced", "steps": True}},
-    ) as events:
-        next(iter(events))
-    assert "Velda" in ask(client, "advanced").choices[0].message.content
-
-
 def test_local_only_asks_no_web(pair: Pair, web: StandIn) -> None:
     web.queries.clear()
     answer = ask(pair.client("device"), "research", privacy="local-only")

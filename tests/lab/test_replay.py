@@ -59,7 +59,7 @@ async def test_without_text_a_log_has_no_token_and_cannot_be_run_again(tmp_path:
     file = (await recorded(tmp_path, text=False, strategy="aggregate"))["device"]
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert {name for line in lines for name in line} <= {
-        *("machine", "strategy", "stimulus", "event", "effects", "ticket", "now"),
+        *("machine", "strategy", "stimulus", "event", "effects", "ticket", "now")
     }
     with pytest.raises(NotReplayableError, match="log-text"):
         replayed(file, lambda _: None)

@@ -156,9 +156,7 @@ def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], e
 
 # Modules under `SMALL` lines that one neighbour imports, and why each is not a part of it.
 SMALL = 80
-APART = {
-    "paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check",
-}
+APART = {"paceline.commands.doctor": "the command, which --help shows; the checks behind it import what they check"}
 
 
 # Class names that two modules of the package define, and why each keeps its own.

@@ -38,23 +38,8 @@ FORGED: Final = "2026-01-01 00:00:00,000 CRITICAL paceline: forged"  # a line of
 LEVELS = ("open", "document-private", "answer-private", "local-only", "", "OPEN", "private")
 AGGREGATORS = ("", "mixture", "coin", "paper", "dictator")
 REPLACED: Final = (
-    None,
-    True,
-    -1,
-    2**31,
-    2**63,
-    -(2**63),
-    2**64 - 1,
-    0.5,
-    math.nan,
-    "",
-    "x",
-    b"",
-    b"\xff",
-    [],
-    [[]],
-    {},
-)
+    None, True, -1, 2**31, 2**63, -(2**63), 2**64 - 1, 0.5, math.nan, "", "x", b"", b"\xff", [], [[]], {},
+)  # fmt: skip
 CONSTRAINTS = (
     ("json_object", ""),
     ("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'),

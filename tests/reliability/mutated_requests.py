@@ -41,18 +41,9 @@ ODD: tuple[Any, ...] = (
     {"type": "string", "pattern": "^(a|a)*$"}, {"enum": list(range(2000))},
 )  # fmt: skip
 IDS = (
-    "x",
-    "resp_x",
-    "file-x",
-    "vs_x",
-    "..",
-    "%2e%2e%2f",
-    "%00",
-    "a" * 3000,
-    "resp_" + "0" * 32,
-    "%ff",
+    "x", "resp_x", "file-x", "vs_x", "..", "%2e%2e%2f", "%00", "a" * 3000, "resp_" + "0" * 32, "%ff",
     "file-" + "0" * 32,
-)
+)  # fmt: skip
 GETS = (
     "/v1/models", "/v1/models/{}", "/v1/responses/{}", "/v1/responses/{}/input_items", "/v1/files", "/v1/files/{}",
     "/v1/files/{}/content", "/v1/vector_stores", "/v1/vector_stores/{}", "/v1/vector_stores/{}/files",

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import decode, decode_part
-from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, Frame, OpenSession, SessionMessage
+from paceline.wire.messages import CONTROL_MESSAGES, STRATEGY_MESSAGES, OpenSession, SessionMessage
 from paceline.wire.payloads import FIRST_OF_ARRAY
 from paceline.wire.verify_messages import VERIFY_MESSAGES
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutation import KINDS, Mutator, is_legal
 
 VOCAB = 257
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_message_is_made_legal_and_faulty(kind: type[Frame]) -> None:
-    mutator = Mutator(random.Random(1), vocab_size=VOCAB)
-    for _ in range(20):
-        assert type(decode(mutator.legal(kind, Aim(session=2)), vocab_size=VOCAB)) is kind
-        assert not is_legal(mutator.fault(kind, Aim(session=2)), VOCAB)
 
 
 def test_messages_of_every_registered_strategy_are_among_them() -> None:
@@ -34,7 +24,7 @@ def test_messages_of_every_registered_strategy_are_among_them() -> None:
 def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> None:
     mutator = Mutator(random.Random(1), vocab_size=VOCAB)
     fitting, other = set[str](), set[str]()
-    for _ in range(1000):
+    for _ in range(400):
         opening = decode(mutator.legal(OpenSession, Aim(session=2)), vocab_size=VOCAB)
         assert isinstance(opening, OpenSession)
         if opening.strategy not in STRATEGIES:
@@ -50,11 +40,11 @@ def test_openings_name_every_strategy_with_options_it_accepts_and_others() -> No
 def test_sequences_are_those_of_their_seed_and_vary() -> None:
     def drawn(seed: int) -> list[list[bytes]]:
         mutator = Mutator(random.Random(seed), vocab_size=VOCAB)
-        return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(400)]
+        return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(200)]
 
     first = drawn(1)
     assert first == drawn(1) != drawn(2)
-    assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(400)]
+    assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(200)]
     legal = [frame for frames in first for frame in frames if is_legal(frame, VOCAB)]
     assert {type(decode(frame, vocab_size=VOCAB)) for frame in legal} == set(KINDS)
     short = {kind for kind in KINDS if issubclass(kind, SessionMessage) and kind.compact_code is not None}

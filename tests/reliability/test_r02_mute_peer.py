@@ -18,7 +18,8 @@ from paceline.core.clock import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair
 from tests.reliability.conftest import Figure
-from tests.reliability.streams import WAIT_S, Stream, percentile, until
+from tests.reliability.real_server import quantile
+from tests.reliability.streams import WAIT_S, Stream, until
 
 MAX_TOKENS = 100
 PAUSING = 40  # tokens of an answer that only has to wait in its middle
@@ -114,27 +115,25 @@ def test_a_stopped_peer_is_passed_over_and_taken_in_again_when_it_is_continued(
         gaps.append(answer.gap_after(since))
         returns += answer.tokens - answer.alone > by_then + PARTIAL
     assert returns, "no answer was long enough for the peer to be back in it"
-    figure(f"{peer} stopped: gap until the next token, p95", percentile(gaps, 0.95), at_most=2.5, unit="s")
+    figure(f"{peer} stopped: gap until the next token, p95", quantile(gaps, 0.95), at_most=2.5, unit="s")
     figure("worst", max(gaps), unit="s")
 
 
 @pytest.mark.parametrize("front", SIDES)
-def test_a_pausing_answer_waits_for_a_peer_that_is_stopped_for_a_moment_and_is_the_undisturbed_one(
-    pair: Pair, undisturbed: dict[Side, Stream], front: Side
+def test_a_pausing_answer_waits_for_a_stopped_peer_and_is_the_undisturbed_one(
+    pair: Pair, undisturbed: dict[Side, Stream], front: Side, figure: Figure
 ) -> None:
+    """One of the device for a moment, one of the cloud until the link has been declared dead."""
     until_linked(pair, front, True)
     answer = ask(pair, front, PAUSING, on_device_loss="pause")
     answer.wait_for(PAUSING // 2)
     with stopped(process_of(pair, other(front))) as since:
+        if front == "cloud":
+            until_linked(pair, front, False)
+            figure("link declared dead after", time.monotonic() - since, at_most=10.0, unit="s")
         while time.monotonic() < since + 2 * SILENCE_S:
             time.sleep(0.05)  # the time that the peer is away
     answer.join()
     assert answer.whole and answer.degraded is None and answer.tokens == PAUSING
     assert undisturbed[front].text.startswith(answer.text)
-
-
-def test_the_link_to_a_stopped_peer_is_declared_dead(pair: Pair, figure: Figure) -> None:
-    until_linked(pair, "cloud", True)
-    with stopped(pair.started.device):
-        figure("link declared dead after", until_linked(pair, "cloud", False), at_most=10.0, unit="s")
-    until_linked(pair, "cloud", True)
+    until_linked(pair, front, True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from paceline.commands.demo import Children, command, free_port
-from tests.e2e.pair import QUESTION, running_pair
+from paceline.commands.demo import Children
+from tests.e2e.pair import QUESTION, running_pair, started
 from tests.reliability.conftest import Figure
 from tests.reliability.streams import WAIT_S, Stream
 
@@ -34,14 +34,9 @@ def ask(url: str, **paceline: object) -> Stream:
 @contextmanager
 def enrolled_agent(directory: Path, cloud: str) -> Iterator[str]:
     """URL of an agent that dials this cloud and has a code for it."""
-    port = free_port(0)
-    state = str(directory / "device")
     code = "K7QF-2M9X-4TBA-9HJC"  # of nobody
-    agent = command("agent", "--model", "fake", "--port", str(port), "--state-dir", state)
     with Children(directory) as children:
-        url = children.start("device", [*agent, "--cloud", cloud, "--device", "phone", "--code", code], port=port).url
-        children.wait(lambda reports: all(reports))
-        yield url
+        yield started(children, "device", "agent", "--cloud", cloud, "--device", "phone", "--code", code).url
 
 
 @pytest.mark.parametrize("cloud", ["dead", "mute"])

@@ -22,7 +22,7 @@ SHORT = ("document-private, mixture",)
 def test_a_cloud_learns_little_beyond_the_text(
     monkeypatch: pytest.MonkeyPatch, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    count = size(8, 150)
+    count = size(5, 150)
     levels: Mapping[str, tuple[str, str]] = leakage.LEVELS
     if count < 150:
         monkeypatch.setattr(leakage, "LEVELS", {name: levels[name] for name in SHORT})

@@ -124,8 +124,8 @@ async def test_a_pair_that_has_served_many_sessions_is_as_it_was(
     pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
     soak = Soak(pair, rng)
-    nightly_s, per_sample, enough = size(0, 3600), size(12, 200), size(4, 12)
-    await soak.sessions(size(24, 1000))  # caches and pools are filled
+    nightly_s, per_sample, enough = size(0, 3600), size(12, 200), size(3, 12)
+    await soak.sessions(size(12, 1000))  # caches and pools are filled
     before = await soak.idle()
     begun = time.monotonic()
     at: list[float] = []

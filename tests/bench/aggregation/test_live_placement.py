@@ -18,7 +18,7 @@ def test_every_way_writes_the_same_answers_and_fixed_ones_hand_nothing_over() ->
 
 def test_with_equal_speeds_and_a_long_link_moving_beats_both_places() -> None:
     conditions = Conditions(0.03, 0.03, 0.3)
-    load = Load(answers=2, tokens=48)
+    load = Load(answers=1, tokens=48)
     seconds = {
         way: statistics.fmean(play(DRAFTING["chains"], side, (conditions, conditions), load).s_per_token)
         for way, side in WAYS.items()
