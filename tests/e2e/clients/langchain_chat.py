@@ -55,10 +55,7 @@ def main(url: str, key: str) -> dict[str, object]:
     said = responses.invoke(question)
     return {
         "embeddings": embedder.embed_documents(TASKS["texts"]),
-        "responses": {
-            "text": said.text,
-            "streamed": "".join(chunk.text for chunk in responses.stream(question)),
-        },
+        "responses": {"text": said.text, "streamed": "".join(chunk.text for chunk in responses.stream(question))},
         "whole": answer(whole),
         "streamed": answer(streamed),
         "schema": json.dumps(long.with_structured_output(schema, method="json_schema", strict=True).invoke(question)),

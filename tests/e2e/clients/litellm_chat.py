@@ -44,10 +44,7 @@ def main(url: str, key: str) -> dict[str, object]:
     place = {"api_base": f"{url}/v1", "api_key": key, "timeout": 60}
     vectors = litellm.embedding(model=f"openai/{TASKS['embedder']}", input=TASKS["texts"], **place)
     response = litellm.responses(
-        model=f"openai/{TASKS['model']}",
-        input=TASKS["question"],
-        **TASKS["response"],
-        **place,
+        model=f"openai/{TASKS['model']}", input=TASKS["question"], **TASKS["response"], **place
     )
     return {
         "embeddings": [each["embedding"] for each in vectors.data],
