@@ -78,16 +78,6 @@ def test_who_comes_waits_for_one_request_of_each_other_owner_at_most(served: lis
     assert max(before.values(), default=0) <= 1
 
 
-@given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 40))
-def test_nobody_gains_by_many_small_requests_or_a_few_large_ones(small: int, large: int, choices: int) -> None:
-    waiting = Waiting()
-    waiting.add("many", *[small] * 400)
-    waiting.add("few", *[large] * 400)
-    for _ in range(choices):
-        waiting.choose()
-        assert abs(waiting.had["many"] - waiting.had["few"]) <= max(small, large)
-
-
 @given(ARRIVALS)
 def test_all_that_waits_is_in_the_order_of_turns_and_each_owners_first_before_any_second(arrivals: Arrivals) -> None:
     waiting = [(owner, (owner, number)) for number, (owner, _, _) in enumerate(arrivals)]

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.words import Words, folded
 
-HALF = 100_000
+HALF = 30_000
 
 
 def found(asked: str, text: str) -> bool:

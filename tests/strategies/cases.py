@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lab.configs import a_config, changed
 from lab.simulation import SimulatedRequest
@@ -13,7 +14,7 @@ from paceline.core.aggregation.aggregators import AggregatorName
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import SamplingParams, T
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.sequence_table import SequenceTable
@@ -39,6 +40,7 @@ from paceline.strategies.base import (
     TimerFired,
     WakeAt,
 )
+from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.wire.codec import encode_head
 from paceline.wire.messages import (
     AggregateOptions,
@@ -207,6 +209,27 @@ def point(token: int, mass: float = 0.9) -> Dist:
     probs = np.full(VOCAB, (1.0 - mass) / (VOCAB - 1))
     probs[token] = mass
     return Dist.dense(probs)
+
+
+def path(node: PrefixNode) -> tuple[int, ...]:
+    """Tokens from the beginning of the answer to this node."""
+    return () if node.parent is None else (*path(node.parent), node.token)
+
+
+class Only:
+    """A constraint that lets one token follow, and nothing else."""
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def allowed(self, _: Sequence[int]) -> NDArray[np.bool_]:
+        return np.arange(VOCAB) == self._token
+
+    def complete(self, _: Sequence[int]) -> bool:
+        return False
+
+    def at_once(self, work: Callable[[], T]) -> T:
+        return work()
 
 
 def found(score: float | None = 0.0, room: int | None = None) -> Retrieved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,7 +98,11 @@ def continued_alone(
     return tokens
 
 
-def mixed(
+Dists, Weights = Mapping[Side, Dist], Mapping[Side, float]
+
+
+def _together(
+    choose: Callable[[Dists, Weights, SamplingParams, int], int],
     engines: Mapping[Side, Engine],
     branches: Mapping[Side, Sequence[Branch]],
     sampling: SamplingParams,
@@ -108,81 +113,44 @@ def mixed(
     mask: Mask | None = None,
     prefix: Sequence[int] = (),
 ) -> list[int]:
-    """The synchronous mixture of both sides (DRAGON eq. 4), one position at a time."""
-
-    def target(tokens: list[int]) -> int:
-        by_side = [
-            side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask) for side in SIDES
-        ]
-        weights = side_weights({side: log_h for side, (_, log_h) in zip(SIDES, by_side, strict=True)})
-        dist = mix_weighted([dist for dist, _ in by_side], [weights[side] for side in SIDES])
-        return sample(filter_top(dist, sampling), sampling, len(tokens))
-
-    return _written(target, max_tokens, eos_ids, prefix)
-
-
-def tossed(
-    engines: Mapping[Side, Engine],
-    branches: Mapping[Side, Sequence[Branch]],
-    sampling: SamplingParams,
-    max_tokens: int,
-    eos_ids: frozenset[int],
-    *,
-    rescoring: bool = False,
-    mask: Mask | None = None,
-    prefix: Sequence[int] = (),
-) -> list[int]:
-    """A coin for every position says whose token it is (specs 1.6, mode B)."""
-
-    def target(tokens: list[int]) -> int:
-        by_side = {
-            side: side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
-            for side in SIDES
-        }
-        weights = side_weights({side: log_h for side, (_, log_h) in by_side.items()})
-        cloud = uniform(sampling.seed, len(tokens), "coin") < weights["cloud"]
-        dist, _ = by_side["cloud" if cloud else "device"]
-        return sample(filter_top(dist, sampling), sampling, len(tokens))
-
-    return _written(target, max_tokens, eos_ids, prefix)
-
-
-def by_paper(
-    engines: Mapping[Side, Engine],
-    branches: Mapping[Side, Sequence[Branch]],
-    sampling: SamplingParams,
-    max_tokens: int,
-    eos_ids: frozenset[int],
-    *,
-    rescoring: bool = False,
-    mask: Mask | None = None,
-    prefix: Sequence[int] = (),
-) -> list[int]:
-    """Algorithm 1 with both distributions at hand; the aggregator itself is tested by tests/core."""
-    rule = make_aggregator("paper", sampling, vocab_size=next(iter(engines.values())).info.vocab_size)
-
-    def target(tokens: list[int]) -> int:
-        by_side = {
-            side: side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
-            for side in SIDES
-        }
-        device, cloud = by_side["device"][0], by_side["cloud"][0]
-        weights = side_weights({side: log_h for side, (_, log_h) in by_side.items()})
-        share = rule.to_wire("cloud", OwnDist.of(cloud), len(tokens), LAST_LEVEL)
-        decision = rule.decide("device", OwnDist.of(device), share, weights, len(tokens))
-        assert decision is not None
-        return decision.token
-
-    return _written(target, max_tokens, eos_ids, prefix)
-
-
-REFERENCES: Mapping[AggregatorName, Callable[..., list[int]]] = {"mixture": mixed, "coin": tossed, "paper": by_paper}
-
-
-def _written(
-    target: Callable[[list[int]], int], max_tokens: int, eos_ids: frozenset[int], prefix: Sequence[int]
-) -> list[int]:
+    """The synchronous answer of both sides, one position at a time."""
     tokens = list(prefix)
-    while len(tokens) < max_tokens and (token := target(tokens)) not in eos_ids:
+    while len(tokens) < max_tokens:
+        found = {
+            side: side_dist(engines[side], branches[side], tokens, sampling, rescoring=rescoring, mask=mask)
+            for side in SIDES
+        }
+        weights = side_weights({side: log_h for side, (_, log_h) in found.items()})
+        token = choose({side: dist for side, (dist, _) in found.items()}, weights, sampling, len(tokens))
+        if token in eos_ids:
+            break
         tokens.append(token)
     return tokens
+
+
+def mixed(dists: Dists, weights: Weights, sampling: SamplingParams, position: int) -> int:
+    """The mixture of both sides (DRAGON eq. 4)."""
+    dist = mix_weighted([dists[side] for side in SIDES], [weights[side] for side in SIDES])
+    return sample(filter_top(dist, sampling), sampling, position)
+
+
+def tossed(dists: Dists, weights: Weights, sampling: SamplingParams, position: int) -> int:
+    """A coin for every position says whose token it is (specs 1.6, mode B)."""
+    side: Side = "cloud" if uniform(sampling.seed, position, "coin") < weights["cloud"] else "device"
+    return sample(filter_top(dists[side], sampling), sampling, position)
+
+
+def by_paper(dists: Dists, weights: Weights, sampling: SamplingParams, position: int) -> int:
+    """Algorithm 1 with both distributions at hand; the aggregator itself is tested by tests/core."""
+    rule = make_aggregator("paper", sampling, vocab_size=len(dists["device"].ids))
+    share = rule.to_wire("cloud", OwnDist.of(dists["cloud"]), position, LAST_LEVEL)
+    decision = rule.decide("device", OwnDist.of(dists["device"]), share, weights, position)
+    assert decision is not None
+    return decision.token
+
+
+REFERENCES: Mapping[AggregatorName, Callable[..., list[int]]] = {
+    "mixture": partial(_together, mixed),
+    "coin": partial(_together, tossed),
+    "paper": partial(_together, by_paper),
+}

@@ -73,17 +73,16 @@ def expected(
     ("name", "rule", "front", "who"),
     [
         ("autoregressive", "mixture", "cloud", ("cloud",)),
-        *(
-            ("aggregate", rule, front, ("cloud", "device"))
-            for rule in ("mixture", "coin", "paper")
-            for front in ("cloud", "device")
-        ),
+        ("aggregate", "mixture", "device", ("cloud", "device")),
+        ("aggregate", "coin", "cloud", ("cloud", "device")),
+        ("aggregate", "paper", "device", ("cloud", "device")),
     ],
 )
 def test_the_first_two_tokens_follow_the_law(
     name: str, rule: AggregatorName, front: Side, who: tuple[Side, ...]
 ) -> None:
-    """Of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show."""
+    """Of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show. With another front
+    the text is the same (`conformance`)."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=2, spread=0.3)}
     pairs: Counter[tuple[int, int]] = Counter()
     manner = Manner(rule, private=front == "device")
@@ -104,7 +103,7 @@ def test_the_first_two_tokens_follow_the_law(
 
 @pytest.mark.parametrize(
     ("seeded", "private", "front"),
-    [(True, True, "device"), (True, False, "device"), (False, True, "cloud"), (False, True, "device")],
+    [(True, False, "device"), (False, True, "cloud")],
 )
 def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bool, front: Side) -> None:
     """By default a seed gives `mixture` and none `coin`. Pairs of tokens are counted by how much likelier they are
@@ -147,7 +146,7 @@ def test_every_token_is_lawful_though_the_link_flaps(front: Side, how: str, priv
     """Each is what the mixture, or the front alone, would have chosen at its prefix: nothing else may be mixed in."""
     by, sampling = engines(), SAMPLINGS[how]
     only: Counter[str] = Counter()  # tokens that only one of the two would have chosen
-    for seed in range(12):
+    for seed in range(8):
         chance = random.Random(f"flap {seed}")
 
         def flap(world: Simulation, chance: random.Random = chance) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ from tests.strategies.cases import EOS, VOCAB
 
 pytestmark = pytest.mark.slow
 
-NUM_RUNS = 1200
+NUM_RUNS = 900
 KINDS = ("quiet", "busy", "hostile")
 MESSAGES = {"quiet": 0.12, "busy": 0.55, "hostile": 0.53}  # share of the events
 LIKELY = 65  # the most probable token of both sides in most rows, so that answers make progress
@@ -391,24 +390,6 @@ class Run:
         return [empty if chance.random() < 0.1 else encode_head(self._dist(), precise=level > 0) for _ in range(count)]
 
 
-def comparable(effects: Sequence[Effect]) -> list[object]:
-    """Distributions, and what is sampled of a row, compare by identity; their contents do not."""
-
-    def emitted(emit: Emit) -> object:
-        return emit.token, emit.lane, None if emit.dist is None else emit.dist.probs.tobytes()
-
-    return [
-        emitted(effect)
-        if isinstance(effect, Emit)
-        else (effect.reason, effect.stats, emitted(effect.end))
-        if isinstance(effect, Finish) and effect.end is not None
-        else repr(effect)
-        if isinstance(effect, Forward)
-        else effect
-        for effect in effects
-    ]
-
-
 def test_no_order_of_events_and_no_message_breaks_a_machine() -> None:
     did: Counter[str] = Counter()
     for seed in range(NUM_RUNS):
@@ -425,12 +406,3 @@ def test_no_order_of_events_and_no_message_breaks_a_machine() -> None:
     wanted = ("Emit", "Forward", "Prune", "OpenPeer", "PassOver", "whole answers")
     sent = ("Drafts", "EvidenceWeight", "DetailRequest", "Targets", "Handover", "SpeedReport", "SyncState")
     assert min(did[kind] for kind in wanted) > 40 and min(did[kind] for kind in sent) > 2, did
-
-
-def test_the_same_events_give_the_same_effects() -> None:
-    for seed in range(100):
-        run = Run(seed, KINDS[seed % 3])
-        run.play()
-        again = run.make()
-        effects = [effect for event in run.log for effect in again.on(event)]
-        assert comparable(effects) == comparable(run.effects), f"seed {seed}"

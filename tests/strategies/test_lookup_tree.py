@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -262,7 +261,6 @@ TARGET_S = 0.1
 DRAFTED = 90
 
 
-@cache
 def took(draft_s: float | None, count: int = 1, *, shared: bool = False) -> tuple[float, tuple[tuple[int, ...], ...]]:
     """Seconds of two turns of so many answers with common tables and statistics, and the texts. draft_s: of the draft
     model's forward; None: there is none. shared: both models compute on one accelerator."""
@@ -290,18 +288,15 @@ def took(draft_s: float | None, count: int = 1, *, shared: bool = False) -> tupl
     return seconds, tuple(texts)
 
 
-@pytest.mark.parametrize(("count", "shared"), [(1, True), (3, False)])
-def test_a_cheap_model_that_is_often_right_makes_answers_faster(count: int, shared: bool) -> None:
+@pytest.mark.parametrize(("count", "shared"), [(1, True), (2, False)])
+def test_a_cheap_model_that_is_often_right_makes_answers_faster_and_a_slow_one_costs_next_to_nothing(
+    count: int, shared: bool
+) -> None:
     plain_s, texts = took(None, count)
-    ours_s, ours = took(0.01, count, shared=shared)
-    assert ours == texts and ours_s < 0.9 * plain_s
-
-
-@pytest.mark.parametrize(("count", "shared"), [(1, False), (3, True)])
-def test_a_model_as_slow_as_the_target_costs_next_to_nothing(count: int, shared: bool) -> None:
-    plain_s, texts = took(None, count)
-    ours_s, ours = took(TARGET_S, count, shared=shared)
-    assert ours == texts and ours_s < 1.07 * plain_s
+    cheap_s, with_cheap = took(0.01, count, shared=shared)
+    slow_s, with_slow = took(TARGET_S, count, shared=not shared)
+    assert with_cheap == with_slow == texts
+    assert cheap_s < 0.9 * plain_s and slow_s < 1.07 * plain_s
 
 
 @pytest.mark.parametrize("rescoring", [False, True])
@@ -358,8 +353,7 @@ def played(
     return world.now, world.answers
 
 
-@pytest.mark.parametrize("count", [1, 16])
-@pytest.mark.parametrize("needs_dists", [False, True])
+@pytest.mark.parametrize(("count", "needs_dists"), [(1, True), (16, False)])
 def test_where_rows_cost_and_drafts_fail_it_takes_as_long_as_plain_decoding(count: int, needs_dists: bool) -> None:
     def engine() -> Engine:
         return Arbitrary(FakeEngine(seed=1))

@@ -47,6 +47,9 @@ def test_a_decoded_distribution_equals_the_senders_bit_for_bit(dist: Dist, how: 
     sent = quantize(dist, **how)  # type: ignore[arg-type]  # hypothesis knows the values' types, mypy does not
     assert same(decode_head(encode_head(sent, precise=False), 200_001), sent)
     assert same(decode_head(encode_head(dist, precise=False), 200_001), quantize(dist))
+    precise = encode_head(dist, precise=True)
+    assert len(precise.probs) == 8 * len(dist.ids)
+    assert same(decode_head(precise, 200_001), Dist(dist.ids, dist.probs, max(0.0, 1.0 - float(dist.probs.sum()))))
 
 
 @untimed
@@ -134,6 +137,16 @@ def test_bytes_the_encoder_never_writes_are_refused(bad: DistPayload, why: str) 
     with pytest.raises(RemoteProtocolError, match=why) as caught:
         decode_head(bad, vocab_size=100)
     assert caught.value.close_code == CloseCode.BAD_FRAME
+
+
+@pytest.mark.parametrize(
+    "probs", [[np.nan], [-0.1], [1.5], [0.9, 0.9], [np.inf, 0.0]], ids=["nan", "negative", "above", "mass", "infinite"]
+)
+def test_precise_numbers_that_form_no_distribution_are_refused(probs: list[float]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_head(DistPayload(ids=bytes(len(probs)), probs=np.array(probs, dtype="<f8").tobytes()), 200_001)
+    with pytest.raises(ValueError, match="not a distribution"):
+        encode_head(Dist(np.arange(len(probs), dtype=np.int32), np.array(probs)), precise=True)
 
 
 @untimed

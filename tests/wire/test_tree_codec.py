@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.sampling.dist import Dist, quantize
 from paceline.errors import RemoteProtocolError
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.codec import decode_head, encode_head
-from paceline.wire.messages import DistPayload
 from paceline.wire.payloads import FOLLOWS, MAX_NODES, YOURS, BitWriter, EncodedNodes, pack_nodes, unpack_nodes
 
 VOCAB = 151_936
@@ -163,41 +159,3 @@ ANCHORED, HANGING = ((0, 3), (0b011, 3), (0, 2), (0, 7)), ((0, 3), (0b010, 3), (
 def test_hostile_bytes_are_refused(data: bytes, why: str) -> None:
     with pytest.raises(RemoteProtocolError, match=why):
         unpack_nodes(data, 100)
-
-
-# ---- heads ----------------------------------------------------------------------------------------------------------
-@untimed
-@given(st.integers(0, 2**32), st.integers(1, 60), st.booleans())
-def test_a_head_is_decoded_rounded_or_exact(number: int, size: int, precise: bool) -> None:
-    generator = np.random.default_rng(number)
-    ids = np.sort(generator.choice(VOCAB, size=size, replace=False)).astype(np.int32)
-    head = Dist(ids, generator.dirichlet(np.full(size + 1, 0.3))[:size], 0.0)
-    payload = encode_head(head, precise)
-    arrived, expected = decode_head(payload, VOCAB), head if precise else quantize(head)
-    assert arrived.ids.tolist() == expected.ids.tolist()
-    assert arrived.probs.tobytes() == expected.probs.tobytes()
-    assert arrived.tail == max(0.0, 1.0 - float(expected.probs.sum()))
-    assert len(payload.probs) == (8 if precise else 2) * len(expected.ids)
-
-
-@pytest.mark.parametrize(
-    "probs", [[np.nan], [-0.1], [1.5], [0.9, 0.9], [np.inf, 0.0]], ids=["nan", "negative", "above", "mass", "infinite"]
-)
-def test_precise_numbers_that_form_no_distribution_are_refused(probs: list[float]) -> None:
-    payload = DistPayload(ids=bytes(len(probs)), probs=np.array(probs, dtype="<f8").tobytes())
-    with pytest.raises(RemoteProtocolError):
-        decode_head(payload, VOCAB)
-    with pytest.raises(ValueError, match="not a distribution"):
-        encode_head(Dist(np.arange(len(probs), dtype=np.int32), np.array(probs)), True)
-
-
-@untimed
-@given(st.binary(max_size=12), st.binary(max_size=32))
-def test_any_bytes_are_a_head_or_a_fault(ids: bytes, probs: bytes) -> None:
-    try:
-        head = decode_head(DistPayload(ids=ids, probs=probs), 1000)
-    except RemoteProtocolError:
-        return
-    assert np.isfinite(head.probs).all()
-    assert 0 <= head.tail <= 1
-    assert len(head.ids) == 0 or 0 <= head.ids.min() <= head.ids.max() < 1000

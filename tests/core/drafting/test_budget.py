@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,21 +57,16 @@ def play(
     return seconds, plain, drafts
 
 
-@pytest.mark.parametrize("step_time", [memory_bound, compute_bound])
-@pytest.mark.parametrize("sequences", [1, 4, 16])
-@pytest.mark.parametrize("expected", [0.1, 0.5, 0.99])
-def test_drafts_that_are_never_accepted_cost_less_than_three_hundredths(
-    step_time: StepTime, sequences: int, expected: float
-) -> None:
-    seconds, plain, drafts = play(BudgetStats(), 128, step_time, lambda _: 0, expected=expected, sequences=sequences)
-    assert plain / seconds >= 0.97, drafts
-
-
 @given(
-    st.floats(0.0, 1.0), st.floats(1e-4, 0.1), st.floats(0.0, 1.0), st.sampled_from([1, 2, 16]), st.integers(0, 1000)
+    st.just(0.0) | st.floats(0.0, 1.0),
+    st.floats(1e-4, 0.1),
+    st.floats(0.0, 1.0),
+    st.sampled_from([0.1, 0.5, 0.9, 0.99]),
+    st.sampled_from([1, 2, 16]),
+    st.integers(0, 1000),
 )
 def test_never_slower_than_plain_by_more_than_three_hundredths(
-    right: float, base: float, slope: float, sequences: int, seed: int
+    right: float, base: float, slope: float, expected: float, sequences: int, seed: int
 ) -> None:
     """For any cost of a row and any acceptance rate, independent of the drafter's probabilities."""
     chance = random.Random(seed)
@@ -84,7 +78,12 @@ def test_never_slower_than_plain_by_more_than_three_hundredths(
         return accepted
 
     seconds, plain, _ = play(
-        BudgetStats(), 200, lambda rows: base * (1.0 + slope * (rows - 1)), accept, sequences=sequences, expected=0.9
+        BudgetStats(),
+        200,
+        lambda rows: base * (1.0 + slope * (rows - 1)),
+        accept,
+        sequences=sequences,
+        expected=expected,
     )
     assert plain / seconds >= 0.97
 

@@ -15,7 +15,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.verification import Coins, TargetParts, draft_dist, prob_of
 from tests.core.chi_square import assert_drawn_from
 
-VOCAB, DRAWS = 5, 3000
+VOCAB, DRAWS = 5, 2000
 
 
 def dists(seed: int, count: int) -> list[Dist]:

@@ -98,9 +98,8 @@ def test_where_neither_side_has_documents_the_writers_text_is_written(
     weighs = empty | {writer: (replace(empty[writer][0], score=0.0),)}
     expected = reference(strategy, front, sampling, manner, weighs)
     this = replace(manner, options=(*manner.options, ("writer", writer)))
-    for seed in range(2):
-        world = harsh(seed, reorders=True).world(job(strategy, front, sampling, branches=empty, manner=this), seed)
-        assert world.run().tokens == expected
+    world = harsh(1, reorders=True).world(job(strategy, front, sampling, branches=empty, manner=this), 1)
+    assert world.run().tokens == expected
     if manner.rule == "mixture":
         assert expected == oracle.continued_alone(engines()[writer], empty[writer], (), sampling, MAX_TOKENS, EOS)
 

@@ -47,13 +47,13 @@ from tests.strategies.cases import (
 )
 from tests.strategies.conformance.worlds import IN_ORDER, SHORT, Flapping, changing_speeds, harsh
 
-QUICK = 2  # seeds that also run in `make check`
+QUICK = 2  # seeds, at a depth of 1
 
 
 def every_manner(
     *,
     with_peer: bool | None = None,
-    half: int | None = None,
+    part: tuple[int, int] = (0, 1),
     one_writer: bool = False,
     samplings: Mapping[str, SamplingParams] | None = None,
     fronts: bool = False,
@@ -61,10 +61,10 @@ def every_manner(
 ) -> pytest.MarkDecorator:
     """Parameters `strategy` and `manner`, and those that are asked for of `sampling`, `front` and `reorders`.
 
-    with_peer: of both sides alone, or of one side alone. half, 0 or 1: the first manner of each strategy and this half
-    of the others, for laws that take long. one_writer: where one model's text is written, and no mixture of both.
-    fronts: both with the first manner of a strategy; with the others by turns, so that every two of manner, front and
-    sampling meet. networks: a link in order, and one that reorders, which is slow, by turns with the fronts. All of
+    with_peer: of both sides alone, or of one side alone. part: the first manner of each strategy, and of the others the
+    one of so many parts, for laws that take long. one_writer: where one model's text is written, and no mixture of
+    both. fronts: both with the first manner of a strategy; with the others by turns, so that every two of manner, front
+    and sampling meet. networks: a link in order, and one that reorders, which is slow, by turns with the fronts. All of
     these at a greater depth.
     """
     names = ["strategy", "manner", *(["front"] if fronts or networks else [])]
@@ -75,7 +75,7 @@ def every_manner(
             continue
         for number, (name, manner) in enumerate(manners(strategy).items()):
             whole = DEPTH > 1 or number == 0
-            if half is not None and not whole and number % 2 != half:
+            if not whole and number % part[1] != part[0]:
                 continue
             for at, (how, sampling) in enumerate((samplings or {"": None}).items()):
                 for front, reorders in _turns(whole, number, at, networks) if fronts or networks else [("", False)]:
@@ -96,13 +96,6 @@ def _turns(whole: bool, number: int, at: int, networks: bool) -> list[tuple[Side
     if whole:
         return [("device", False), ("cloud", True)]
     return [(SIDES[(number // 2 + number // 4 + at) % 2], (number // 2 + at) % 2 == 0)]
-
-
-def every_seed(count: int) -> pytest.MarkDecorator:
-    """Parameter `seeds`: the first few, and at a greater depth `count` times that depth, of which the rest are slow."""
-    rest = range(QUICK, count * DEPTH) if DEPTH > 1 else range(0)
-    further = [pytest.param(rest, marks=pytest.mark.slow, id="further seeds")] if rest else []
-    return pytest.mark.parametrize("seeds", [pytest.param(range(QUICK), id="first seeds"), *further])
 
 
 def deeper(every: int) -> int:

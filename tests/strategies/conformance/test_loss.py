@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 GREEDY_AND_SAMPLED = {name: SAMPLINGS[name] for name in ("greedy", "sampled")}
 
 
-@every_manner(half=1, networks=True, samplings=GREEDY_AND_SAMPLED)
+@every_manner(part=(1, 2), networks=True, samplings=GREEDY_AND_SAMPLED)
 def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_on(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, reorders: bool
 ) -> None:

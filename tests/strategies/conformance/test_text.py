@@ -11,6 +11,7 @@ from paceline.strategies.base import SIDES, Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
+    QUICK,
     check_alone,
     check_lane_alone,
     check_plain_dists,
@@ -18,33 +19,15 @@ from tests.strategies.conformance.laws import (
     check_text,
     check_without_documents,
     every_manner,
-    every_seed,
 )
 
 
-@every_manner(with_peer=True, half=0, samplings=SAMPLINGS, fronts=True)
-@pytest.mark.parametrize("seeds", [range(DEPTH)], ids=["first seeds"])
-def test_text_equals_the_reference_over_a_link_in_order(
-    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
+@every_manner(samplings=SAMPLINGS, networks=True)
+def test_text_equals_the_reference(
+    strategy: Strategy, manner: Manner, front: Side, reorders: bool, sampling: SamplingParams
 ) -> None:
-    """Fewer seeds than with reordering, whose orders of events include those of a link."""
-    check_text(strategy, manner, front, sampling, seeds, reorders=False)
-
-
-@every_manner(with_peer=True, samplings=SAMPLINGS, fronts=True)
-@every_seed(2)
-def test_text_equals_the_reference_where_messages_are_lost_repeated_and_reordered(
-    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
-) -> None:
-    check_text(strategy, manner, front, sampling, seeds, reorders=True)
-
-
-@every_manner(with_peer=False, samplings=SAMPLINGS, fronts=True)
-@every_seed(4)
-def test_text_of_one_side_equals_the_reference(
-    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: range
-) -> None:
-    check_text(strategy, manner, front, sampling, seeds, reorders=False)
+    """By fewer seeds over a link in order than where messages are lost, repeated and reordered, as in order too."""
+    check_text(strategy, manner, front, sampling, range((QUICK if reorders else 1) * DEPTH), reorders=reorders)
 
 
 @every_manner(fronts=True)
@@ -69,7 +52,7 @@ def test_a_front_alone_names_itself_where_it_reads_a_document(strategy: Strategy
     check_lane_alone(strategy, manner, front)
 
 
-@every_manner(half=1, networks=True)
+@every_manner(part=(1, 2), networks=True)
 @pytest.mark.parametrize("empty", SIDES)
 def test_a_side_without_documents_has_no_say(
     strategy: Strategy, manner: Manner, front: Side, empty: Side, reorders: bool
@@ -78,6 +61,6 @@ def test_a_side_without_documents_has_no_say(
     check_without_documents(strategy, manner, front, empty, range(DEPTH), reorders=reorders)
 
 
-@every_manner(half=0, networks=True)
+@every_manner(part=(0, 4), networks=True)
 def test_a_run_repeats_exactly(strategy: Strategy, manner: Manner, front: Side, reorders: bool) -> None:
     check_repeats(strategy, manner, front, reorders=reorders)

@@ -16,7 +16,6 @@ from lab.configs import changed as configured
 from lab.simulation import Simulation
 from paceline.core.clock import StepClock
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import RemoteProtocolError, RequestError
 from paceline.runtime.sessions.routing import candidates, choose
 from paceline.strategies.base import (
@@ -45,7 +44,6 @@ from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.cases import SAMPLINGS, Manner, engines, job, manners
 from tests.strategies.conformance.laws import (
     EVERY_FRONT,
-    EVERY_SAMPLING,
     QUICK,
     check_alone,
     check_cancel,
@@ -166,49 +164,20 @@ def registered() -> Iterator[None]:
 
 
 # ---- conformance ----------------------------------------------------------------------------------------------------
-EVERY_WAY = pytest.mark.parametrize("manner", manners(SALTED).values(), ids=manners(SALTED).keys())
-BOTH_NETWORKS = pytest.mark.parametrize("reorders", [False, True], ids=["in order", "reordering"])
-
-
-@EVERY_WAY
 @EVERY_FRONT
-@EVERY_SAMPLING
-@BOTH_NETWORKS
-def test_text(manner: Manner, front: Side, sampling: SamplingParams, reorders: bool) -> None:
-    check_text(SALTED, manner, front, sampling, range(QUICK), reorders=reorders)
-
-
-@EVERY_WAY
-@EVERY_FRONT
-@BOTH_NETWORKS
-def test_loss(manner: Manner, front: Side, reorders: bool) -> None:
-    check_loss(SALTED, manner, front, SAMPLINGS["sampled"], REORDERING if reorders else IN_ORDER, every=1)
-
-
-@EVERY_WAY
-@EVERY_FRONT
-@BOTH_NETWORKS
-def test_flap(manner: Manner, front: Side, reorders: bool) -> None:
-    check_flap(SALTED, manner, front, SAMPLINGS["sampled"], range(QUICK), reorders=reorders)
-
-
-@EVERY_FRONT
-def test_return(front: Side) -> None:
-    check_return(SALTED, Manner(), front, range(6), IN_ORDER)
-
-
-@EVERY_WAY
-@EVERY_FRONT
-@BOTH_NETWORKS
-def test_cancel(manner: Manner, front: Side, reorders: bool) -> None:
-    check_cancel(SALTED, manner, front, REORDERING if reorders else IN_ORDER, every=1)
-
-
-@EVERY_FRONT
-def test_alone_and_repeated(front: Side) -> None:
+@pytest.mark.parametrize("reorders", [False, True], ids=["in order", "reordering"])
+def test_it_keeps_the_laws(front: Side, reorders: bool) -> None:
+    network, sampling = REORDERING if reorders else IN_ORDER, SAMPLINGS["sampled"]
+    for manner in manners(SALTED).values():
+        for each in SAMPLINGS.values():
+            check_text(SALTED, manner, front, each, range(QUICK), reorders=reorders)
+        check_loss(SALTED, manner, front, sampling, network, every=2)
+        check_flap(SALTED, manner, front, sampling, range(QUICK), reorders=reorders)
+    check_cancel(SALTED, Manner(), front, network, every=1)
+    check_return(SALTED, Manner(), front, range(6), network)
     check_alone(SALTED, Manner(), front)
     check_lane_alone(SALTED, Manner(), front)
-    check_repeats(SALTED, Manner(), front, reorders=True)
+    check_repeats(SALTED, Manner(), front, reorders=reorders)
 
 
 # ---- options, messages, bytes ---------------------------------------------------------------------------------------

@@ -21,17 +21,13 @@ from paceline.strategies.base import SIDES, Branch, Effect, Forward, OutputRules
 from paceline.strategies.decoding.branch_decoder import RESCORED_TOKENS, BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB
+from tests.strategies.cases import BRANCHES, SAMPLINGS, VOCAB, path
 
 TOKENS = (65, 66, 67, 32)
 
 
 def rules(sampling: SamplingParams) -> OutputRules:
     return OutputRules(sampling, 1, frozenset(), VOCAB)
-
-
-def path(node: PrefixNode) -> list[int]:
-    return [] if node.parent is None else [*path(node.parent), node.token]
 
 
 class Play:
@@ -181,7 +177,7 @@ def test_drafts_that_the_constraint_forbids_and_all_below_them_have_no_row_and_n
     drafts += [one.child(2).child(3), one.child(7).child(3), one.child(4).child(3)]
     mask.asked.clear()
     kept = decoder.admitted(tree.head, drafts)
-    assert [path(node) for node in kept] == [[1], [1, 2], [1, 4], [1, 2, 3]]
+    assert [path(node) for node in kept] == [(1,), (1, 2), (1, 4), (1, 2, 3)]
     assert mask.asked == [(), (1,), (1, 2), *([(1, 2, 3)] if samples else []), (1, 4)]
     mask.asked.clear()
     decoder.append_rows([tree.head, *kept], tree.head, 0.0)

@@ -6,14 +6,12 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from lab.simulation import Simulation
 from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, LookupTable, bigram_key
 from paceline.core.drafting.ngram_drafter import NgramDrafter
-from paceline.core.sampling.sampler import SamplingParams, T
+from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.base import Branch, Machine, MachineConfig, Side, Started
 from paceline.strategies.decoding.prefix_tree import NgramDrafts, PrefixTree
@@ -32,6 +30,7 @@ from tests.strategies.cases import (
     VOCAB,
     Hand,
     Manner,
+    Only,
     cloud,
     decided,
     engines,
@@ -43,22 +42,6 @@ from tests.strategies.cases import (
 
 HEATS = (0.1, 0.0, 1.0, 0.0, 0.7)
 DIST = two(65, 66, 0.6)
-
-
-class Only:
-    """A constraint that allows one token only."""
-
-    def __init__(self, token: int) -> None:
-        self._token = token
-
-    def allowed(self, _: Sequence[int]) -> NDArray[np.bool_]:
-        return np.arange(VOCAB) == self._token
-
-    def complete(self, _: Sequence[int]) -> bool:
-        return False
-
-    def at_once(self, work: Callable[[], T]) -> T:
-        return work()
 
 
 def test_a_first_token_waits_for_no_reading_and_nothing_decided_meanwhile_is_lost() -> None:

@@ -66,13 +66,6 @@ def test_a_peer_that_says_nothing_yet_on_a_live_link_may_read_a_long_prompt() ->
     assert hand.tokens == [65]
 
 
-def test_a_peer_that_takes_seconds_for_every_token_is_waited_for() -> None:
-    hand = cloud(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)
-    hand.begin()
-    paced(hand, 3.0, 20)
-    assert not left(hand)
-
-
 def test_a_mute_peer_that_nobody_waits_for_is_not_passed_over() -> None:
     """It has found nothing: each target is this side's own."""
     hand = device(max_tokens=LONG, drafting=TOKEN_BY_TOKEN)

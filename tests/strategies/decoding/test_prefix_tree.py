@@ -7,7 +7,7 @@ import random
 
 from paceline.core.aggregation.aggregators import OwnDist, PeerDist
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, PrefixNode, PrefixTree
-from tests.strategies.cases import point
+from tests.strategies.cases import path, point
 
 
 def grown(tree: PrefixTree, chance: random.Random, count: int) -> list[PrefixNode]:
@@ -19,10 +19,6 @@ def grown(tree: PrefixTree, chance: random.Random, count: int) -> list[PrefixNod
         node.own_dist = OwnDist.of(point(65))
         node.set_peer(PeerDist(65, None), chance.randrange(1000))
     return nodes
-
-
-def path(node: PrefixNode) -> tuple[int, ...]:
-    return () if node.parent is None else (*path(node.parent), node.token)
 
 
 def test_a_target_keeps_what_hangs_below_it_and_nothing_else() -> None:

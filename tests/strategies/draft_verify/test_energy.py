@@ -92,28 +92,6 @@ def test_the_joules_a_token_stay_within_the_budget_in_the_long_run(how: VerifyOp
     assert 0.5 * budget <= rest.joules / rest.tokens <= 1.02 * budget, "and a budget is there to be used"
 
 
-def test_the_joules_a_step_stay_within_the_papers_budget() -> None:
-    queue = Steps(0.6, weight=0.05)
-    how = IN_STEPS
-    stats = OnlineStats(offload=OffloadStats(queue=queue))
-    write(how, queue, answers=3, stats=stats)
-    queue.count, queue.sum = 0, 0.0
-    write(how, queue, answers=8, stats=stats)
-    assert queue.count > 100 and queue.sum / queue.count <= 1.02 * 0.6
-
-
-class Steps(EnergyQueue):
-    """A queue that counts its steps, and holds its own bound after every one of them."""
-
-    count, sum = 0, 0.0
-
-    def add(self, joules: float, tokens: float = 0.0) -> None:
-        before = self.backlog
-        super().add(joules, tokens)
-        assert self.backlog - before >= joules - self.allowance(tokens) - 1e-9
-        self.count, self.sum = self.count + 1, self.sum + joules
-
-
 def test_no_budget_changes_the_text() -> None:
     plain = write(VerifyOptions(rescoring=False), None, answers=2, tokens=60).texts
     for budget in (0.0, 0.1):

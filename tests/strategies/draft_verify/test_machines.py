@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation
@@ -65,23 +64,23 @@ from paceline.wire.messages import TOKEN_BYTES, DistPayload, SessionMessage, Syn
 from paceline.wire.payloads import encode_places, encode_prob
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain, Rejected, VerifyOptions
 from tests.requests import routed
-from tests.strategies.cases import EOS, PROMPT, VOCAB, Manner, engines, job, point
+from tests.strategies.cases import EOS, PROMPT, VOCAB, Manner, Only, engines, job, point
 
 FOUND = Retrieved((Branch(PROMPT, None),), None)
-
-
-class OnlyA:
-    """A constraint that lets 65 follow, and nothing else."""
-
-    def allowed(self, path: Sequence[int]) -> NDArray[np.bool_]:  # noqa: ARG002  # a mask's signature
-        allowed = np.zeros(VOCAB, dtype=np.bool_)
-        allowed[65] = True
-        return allowed
 
 
 def config(side: str, **fields: object) -> MachineConfig:
     given = {"joined": True, "needs_dists": True, "options": VerifyOptions(rescoring=False)} | fields
     return a_config(side, side == "device", SamplingParams(temperature=0.0), 400, EOS, VOCAB, **given)  # type: ignore[arg-type]
+
+
+def begun(**fields: object) -> tuple[TargetWriter, Forward]:
+    """A cloud, and its prefill, which has not been answered."""
+    cloud = TargetWriter(config("cloud", **fields))
+    cloud.on(Started(0.0))
+    (prefill,) = cloud.on(FOUND)
+    assert isinstance(prefill, Forward)
+    return cloud, prefill
 
 
 def verdict(start: int, *tokens: int) -> Received:
@@ -93,7 +92,7 @@ def emitted(effects: Sequence[Effect]) -> list[int]:
 
 
 def test_a_cloud_that_breaks_the_form_is_dropped_at_its_first_such_token_and_nothing_of_it_is_written() -> None:
-    device = Drafter(config("device", mask=OnlyA()))
+    device = Drafter(config("device", mask=Only(65)))
     device.on(Started(0.0))
     device.on(FOUND)
     effects = device.on(verdict(0, 65, 66, 65))
@@ -103,10 +102,7 @@ def test_a_cloud_that_breaks_the_form_is_dropped_at_its_first_such_token_and_not
 
 
 def test_a_device_that_sends_many_drafts_gets_no_wider_forward() -> None:
-    cloud = TargetWriter(config("cloud"))
-    cloud.on(Started(0.0))
-    (prefill,) = cloud.on(FOUND)
-    assert isinstance(prefill, Forward)
+    cloud, prefill = begun()
     cloud.on(Received(DraftChain(0, 0, 0, 0, places([65] * MAX_CHAIN))))
     effects = scored(cloud, prefill)
     (forward,) = [effect for effect in effects if isinstance(effect, Forward)]
@@ -118,10 +114,7 @@ def scored(machine: TargetWriter, forward: Forward) -> Sequence[Effect]:
 
 
 def test_a_cloud_that_waits_for_drafts_decodes_on_once_there_are_none_until_some_come() -> None:
-    cloud = TargetWriter(config("cloud", options=VerifyOptions(rescoring=False, waits=True)))
-    cloud.on(Started(0.0))
-    (prefill,) = cloud.on(FOUND)
-    assert isinstance(prefill, Forward)
+    cloud, prefill = begun(options=VerifyOptions(rescoring=False, waits=True))
     assert forwards(scored(cloud, prefill)) == [], "it waits"
     (first,) = forwards(cloud.on(Received(DraftChain(0, 0, 1, 0, b""))))
     (second,) = forwards(scored(cloud, first))
@@ -136,10 +129,7 @@ def places(tokens: Sequence[int]) -> bytes:
 
 
 def test_a_second_guess_is_verified_beside_its_draft_and_brings_the_token_behind_it() -> None:
-    cloud = TargetWriter(config("cloud"))
-    cloud.on(Started(0.0))
-    (prefill,) = cloud.on(FOUND)
-    assert isinstance(prefill, Forward)
+    cloud, prefill = begun()
     cloud.on(Received(DraftChain(0, 0, 0, 0, encode_places([(65, None), (66, 67), (68, 256)]))))
     (step,) = forwards(scored(cloud, prefill))
     assert (step.segment.tokens, step.segment.parents) == ((65, 66, 68, 67), (-1, 0, 1, 0)), "an end is no row"

@@ -45,7 +45,7 @@ def turns(world: Simulation) -> tuple[float, SimulatedSession]:
     return world.now - began[0], answer
 
 
-@pytest.mark.parametrize("count", [1, 3, 4])
+@pytest.mark.parametrize("count", [1, 4])
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "PipeDec"])
 def test_text_is_the_target_s_for_any_number_of_stages_segment_size_and_drafter(count: int, way: str) -> None:
     """With jitter between stages, so that prunes come early and late."""
@@ -76,9 +76,9 @@ def test_models_that_say_anything_at_all_change_nothing() -> None:
         assert world.run().tokens == expected
 
 
-@pytest.mark.parametrize("hop", [0.0, 0.4])
-@pytest.mark.parametrize("documents", ["one", "several"])
-@pytest.mark.parametrize("rescoring", [False, True])
+@pytest.mark.parametrize(
+    ("hop", "documents", "rescoring"), [(0.0, "one", True), (0.4, "several", True), (0.0, "several", False)]
+)
 def test_documents_are_mixed_on_stages_as_on_one_engine(hop: float, documents: str, rescoring: bool) -> None:
     branches = BRANCHES | {"cloud": BRANCHES["cloud"][: 1 if documents == "one" else 2]}
     for sampling in SAMPLINGS.values():

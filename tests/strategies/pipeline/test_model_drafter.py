@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lab.baselines.flowspec import WAYS, strategy_of
-from lab.configs import changed
 from lab.engines import Arbitrary, Noisy, WrappedEngine
 from lab.simulation import SimulatedSession, Simulation, StageTimes
 from paceline.core.batching.segment import Batch
-from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Options
-from tests.strategies.cases import BRANCHES, EOS, MAX_TOKENS, SAMPLINGS, Manner, engines, job
+from tests.strategies.cases import BRANCHES, MAX_TOKENS, SAMPLINGS, Manner, engines, job
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import ALONE, simulated
 
 FULL = Options(rescoring=False)
-NO_END = frozenset[int]()
 
 
 def target() -> FakeEngine:
     return FakeEngine(seed=1, spread=0.3)
+
+
+def drafted(draft: Engine, way: str = "full", *, stages: int = 3, draft_s: float = 0.1, **options: Any) -> Simulation:
+    """One answer of `target` in stages that take 1 s, with a hop of 0.1 s."""
+    times = StageTimes(stages, lambda _: 1.0, 0.1)
+    return simulated(strategy_of(way), FULL, stages=times, draft=(draft, draft_s), **options)
 
 
 class Counting(WrappedEngine):
@@ -53,34 +56,6 @@ DRAFTS = {
 }
 
 
-def drafted(
-    draft: Engine,
-    way: str = "full",
-    sampling: SamplingParams | None = None,
-    *,
-    stages: int = 3,
-    draft_s: float = 0.1,
-    tokens: int = MAX_TOKENS,
-    eos_ids: frozenset[int] = EOS,
-) -> Simulation:
-    """One answer of `target` in stages that take 1 s, with a hop of 0.1 s."""
-    request = job(
-        strategy_of(way),
-        "cloud",
-        sampling or SAMPLINGS["greedy"],
-        branches=ALONE,
-        max_tokens=tokens,
-        eos_ids=eos_ids,
-    )
-    config = changed(request.config, options=FULL, needs_dists=False)
-    return Simulation(
-        replace(request, config=config),
-        {"cloud": target()},
-        stages={"cloud": StageTimes(stages, lambda _: 1.0, 0.1)},
-        drafts={"cloud": (draft, draft_s)},
-    )
-
-
 def stats(answer: SimulatedSession) -> dict[str, float]:
     assert answer.finished is not None
     return dict(answer.finished.stats)
@@ -96,7 +71,7 @@ def test_text_is_the_target_s_for_any_draft_model(draft: str, way: str) -> None:
     for (name, sampling), draft_s in zip(SAMPLINGS.items(), (0.1, 0.02, 1.7), strict=True):
         expected = simulated(STRATEGIES["autoregressive"], sampling=sampling, tokens=SHORT).run(checks=False).tokens
         stages = 1 if name == "filtered" else 3
-        world = drafted(DRAFTS[draft](), way, sampling, draft_s=draft_s, stages=stages, tokens=SHORT)
+        world = drafted(DRAFTS[draft](), way, sampling=sampling, draft_s=draft_s, stages=stages, tokens=SHORT)
         assert world.run(checks=False).tokens == expected, name
 
 
@@ -113,7 +88,7 @@ def test_documents_are_read_by_the_draft_model_too(rescoring: bool) -> None:
 
 def test_a_model_that_is_always_right_fills_the_pipe() -> None:
     """A token takes less than a turn, where it takes three without drafts."""
-    world = drafted(target(), tokens=40, eos_ids=NO_END)
+    world = drafted(target(), tokens=40, eos_ids=frozenset())
     answer = world.run(checks=False)
     found = stats(answer)
     assert found["accepted"] >= 33 and found["rounds"] <= 6  # tables guess too, before the rates are known
@@ -122,7 +97,7 @@ def test_a_model_that_is_always_right_fills_the_pipe() -> None:
 
 def test_only_new_nodes_are_computed() -> None:
     draft = Counting(Noisy(target(), 0.2))
-    answer = drafted(draft, eos_ids=NO_END).run(checks=False)
+    answer = drafted(draft, eos_ids=frozenset()).run(checks=False)
     assert stats(answer)["draft_forwards"] == draft.forwards
     computed = draft.rows - len(ALONE["cloud"][0].prompt)
     # A frontier of eight at most; trees that were drafted anew would take ten times their depth.

@@ -117,8 +117,9 @@ def simulated(
     engine: Engine | None = None,
     eos_ids: frozenset[int] = EOS,
     needs_dists: bool = False,
+    draft: tuple[Engine, float] | None = None,
 ) -> Simulation:
-    """One answer at the cloud, from the conversation alone."""
+    """One answer at the cloud, from the conversation alone. draft: a draft model, and seconds of its forward."""
     request = job(
         strategy,
         "cloud",
@@ -131,5 +132,8 @@ def simulated(
     if options is not None:
         config = changed(config, options=options)
     return Simulation(
-        replace(request, config=config), {"cloud": engine or FakeEngine(seed=1, spread=0.3)}, stages={"cloud": stages}
+        replace(request, config=config),
+        {"cloud": engine or FakeEngine(seed=1, spread=0.3)},
+        stages={"cloud": stages},
+        drafts={} if draft is None else {"cloud": draft},
     )

@@ -41,7 +41,7 @@ from paceline.wire.stages.messages import (
 from tests.wire.identities import claim_of, frame_of
 
 WINDOW = 64
-HEAD, STAGE = PrivateKey(bytes([1]) * 32), PrivateKey(bytes([2]) * 32)
+HEAD, STAGE, OTHER = (PrivateKey(bytes([n]) * 32) for n in (1, 2, 3))
 
 
 class End:
@@ -335,14 +335,11 @@ def test_what_was_sampled_comes_as_it_was_and_what_cannot_be_closes_the_link() -
 
 
 # ---- the handshake of stages ----------------------------------------------------------------------------------------
-HEAD_KEY, STAGE_KEY, OTHER = (PrivateKey(bytes([n]) * 32) for n in (1, 2, 3))
-
-
 def ends(certificate: bytes = b"certificate", seen: bytes = b"certificate") -> tuple[StageMachine, StageMachine]:
     """(dialler, listener), the dialler's claim to be the head not sent yet."""
     return (
-        StageMachine(dialling_handshake("head", HEAD_KEY, seen)),
-        StageMachine(stage_handshake("s1", STAGE_KEY, certificate)),
+        StageMachine(dialling_handshake("head", HEAD, seen)),
+        StageMachine(stage_handshake("s1", STAGE, certificate)),
     )
 
 
@@ -354,23 +351,23 @@ def challenge_of(dialler: StageMachine, listener: StageMachine) -> bytes:
 def claims(dialler: StageMachine, listener: StageMachine) -> tuple[Claim, Claim]:
     """What each end claims; both are believed."""
     of_stage = claim_of(dialler.received(challenge_of(dialler, listener), 0.0))
-    of_head = claim_of(listener.received(frame_of(dialler.authenticated(STAGE_KEY.public_key, 0.0)), 0.0))
+    of_head = claim_of(listener.received(frame_of(dialler.authenticated(STAGE.public_key, 0.0)), 0.0))
     return of_stage, of_head
 
 
 def test_both_ends_prove_their_keys() -> None:
     dialler, listener = ends()
     of_stage, of_head = claims(dialler, listener)
-    assert of_stage.device == "s1" and of_stage.proves(STAGE_KEY.public_key) and not of_stage.proves(OTHER.public_key)
-    assert of_head.device == "head" and of_head.proves(HEAD_KEY.public_key) and not of_head.proves(OTHER.public_key)
-    welcome = next(frame_of([effect]) for effect in listener.authenticated(HEAD_KEY.public_key, 0.0))
+    assert of_stage.device == "s1" and of_stage.proves(STAGE.public_key) and not of_stage.proves(OTHER.public_key)
+    assert of_head.device == "head" and of_head.proves(HEAD.public_key) and not of_head.proves(OTHER.public_key)
+    welcome = next(frame_of([effect]) for effect in listener.authenticated(HEAD.public_key, 0.0))
     assert not dialler.is_up and dialler.received(welcome, 0.0) and dialler.is_up and listener.is_up
 
 
 def test_who_passes_frames_on_between_two_connections_is_found_out_by_both() -> None:
     of_stage, of_head = claims(*ends(certificate=b"the stage's certificate", seen=b"his own"))
-    assert not of_stage.proves(STAGE_KEY.public_key)
-    assert not of_head.proves(HEAD_KEY.public_key)
+    assert not of_stage.proves(STAGE.public_key)
+    assert not of_head.proves(HEAD.public_key)
 
 
 @pytest.mark.parametrize("refusal", [CloseCode.BAD_CREDENTIAL, CloseCode.REVOKED])
