@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.clock import PRIOR, QUEUED_S, RECENT, DecodeSpeed, LinkClock, Ratio, StepClock, row_class
+from paceline.core.clock import (
+    MAX_RANKS,
+    PRIOR,
+    QUEUED_S,
+    RECENT,
+    AcceptanceByRank,
+    DecodeSpeed,
+    LinkClock,
+    Ratio,
+    StepClock,
+    row_class,
+)
+from paceline.core.drafting.ngram_drafter import margin_class
 
 FLAT = DecodeSpeed(1.0)
 STEPS = st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10.0)), min_size=1, max_size=60)
@@ -216,3 +229,40 @@ def test_a_round_trip_is_never_negative_and_reaches_a_constant_truth(
         now += trip + 1.0
         assert link.rtt is not None and link.rtt >= 0.0
     assert link.rtt == pytest.approx(truth, abs=1e-6)
+
+
+# ---- acceptance by rank and margin class, over a prior --------------------------------------------------------------
+CLASSES = range(margin_class(math.inf) + 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(CLASSES), st.none() | st.integers(0, 70)), max_size=200))
+def test_the_rates_of_a_class_sum_to_at_most_one(seen: list[tuple[int, int | None]]) -> None:
+    table = AcceptanceByRank()
+    for group, rank in seen:
+        table.add(group, rank)
+    for group in CLASSES:
+        probs = table.probs(group)
+        assert len(probs) == MAX_RANKS
+        assert all(prob > 0.0 for prob in probs) and sum(probs) < 1.0 + 1e-12
+
+
+@pytest.mark.parametrize("rank", [0, 1, MAX_RANKS - 1, MAX_RANKS, None])
+def test_rates_approach_the_observations_of_their_class_only(rank: int | None) -> None:
+    table, fresh = AcceptanceByRank(), AcceptanceByRank()
+    for _ in range(300):
+        table.add(1, rank)
+    probs = table.probs(1)
+    if rank is not None and rank < MAX_RANKS:
+        assert probs[rank] > 0.85
+    else:
+        assert sum(probs) < 0.15
+    for group in CLASSES:
+        if group != 1:
+            assert table.probs(group) == fresh.probs(group)
+
+
+def test_old_observations_decay() -> None:
+    table = AcceptanceByRank()
+    for rank in [0] * 500 + [1] * 200:
+        table.add(0, rank)
+    assert table.probs(0)[1] > 0.85

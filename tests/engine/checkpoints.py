@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import torch
 from transformers import (
@@ -32,30 +32,24 @@ VOCAB = 97
 POSITIONS = 96
 
 
-class _Common(TypedDict):
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    pad_token_id: int
-    bos_token_id: int
-    eos_token_id: int
-
-
-_COMMON = _Common(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=POSITIONS,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-_GEMMA_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": POSITIONS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GEMMA = _COMMON | {
+    "num_hidden_layers": 3,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 16,
+    "sliding_window": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 
 ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
     "llama": lambda: LlamaConfig(**_COMMON, num_hidden_layers=2, tie_word_embeddings=True),
@@ -66,36 +60,15 @@ ARCHITECTURES: dict[str, Callable[[], PretrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**_COMMON, num_hidden_layers=2, head_dim=16),
     "mistral": lambda: MistralConfig(**_COMMON, num_hidden_layers=2, sliding_window=7),
     "qwen3moe": lambda: Qwen3MoeConfig(
-        **_COMMON,
-        num_hidden_layers=2,
-        head_dim=16,
-        moe_intermediate_size=24,
-        num_experts=8,
-        num_experts_per_tok=2,
+        **_COMMON, num_hidden_layers=2, head_dim=16, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2
     ),
     "mixtral": lambda: MixtralConfig(
         **_COMMON, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=7
     ),
     "olmoe": lambda: OlmoeConfig(**_COMMON, num_hidden_layers=2, num_experts=8, num_experts_per_tok=3),
     "phi3": lambda: Phi3Config(**_COMMON, num_hidden_layers=2, sliding_window=9),
-    "gemma2": lambda: Gemma2Config(
-        **_COMMON,
-        num_hidden_layers=3,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=6,
-        layer_types=_GEMMA_KINDS,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=10.0,
-    ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **_COMMON,
-        num_hidden_layers=3,
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=6,
-        layer_types=_GEMMA_KINDS,
-    ),
+    "gemma2": lambda: Gemma2Config(**_GEMMA, attn_logit_softcapping=5.0, final_logit_softcapping=10.0),
+    "gemma3": lambda: Gemma3TextConfig(**_GEMMA),
     "opt": lambda: OPTConfig(
         vocab_size=VOCAB,
         hidden_size=32,

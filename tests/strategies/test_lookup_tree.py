@@ -34,15 +34,12 @@ from paceline.strategies.base import (
     Scored,
     Side,
     Started,
-    Strategy,
     TimerFired,
     WakeAt,
 )
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
-from tests.strategies import oracle
 from tests.strategies.cases import (
-    BRANCHES,
     EOS,
     MAX_TOKENS,
     PROMPT,
@@ -161,23 +158,6 @@ def test_an_answer_begins_with_what_an_earlier_one_taught() -> None:
         played.begin()
         steps.append(played.finish.stats["forwards"])
     assert steps[1] < steps[0]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
-def test_many_drafts_in_every_step_change_no_token(sampling: SamplingParams) -> None:
-    """The tables are full of another text's successors, and stay from answer to answer."""
-    table, experience = LookupTable(VOCAB), OnlineStats()
-    strategy = Strategy("greedy drafts", always(24), "one side", "front")  # type: ignore[arg-type]
-    accepted = 0.0
-    for seed in range(6):
-        this = job(strategy, "cloud", sampling)
-        config = changed(this.config, table=table, stats=experience)
-        answer = Simulation(replace(this, config=config), engines(), seed=seed).run()
-        expected = oracle.continued_alone(engines()["cloud"], BRANCHES["cloud"], [], sampling, MAX_TOKENS, EOS)
-        assert answer.tokens == expected
-        assert answer.finished is not None
-        accepted += answer.finished.stats["accepted"]
-    assert accepted > 0  # or nothing has been tried
 
 
 # ---- an owner's earlier answers as drafts ---------------------------------------------------------------------------
@@ -374,14 +354,3 @@ def test_where_rows_are_free_and_text_repeats_it_drafts(count: int) -> None:
     assert [answer.tokens for answer in ours] == [answer.tokens for answer in plain]
     assert ours_s < 0.6 * plain_s
     assert all(answer.finished is not None and answer.finished.stats["accepted"] > 0 for answer in ours)
-
-
-def test_where_rows_cost_and_every_draft_is_accepted_it_is_never_slower() -> None:
-    """A row that yields a token costs as much as a step of its own: nothing to gain, and nothing to lose."""
-
-    def engine() -> Engine:
-        return FakeEngine(seed=1, order=1)
-
-    plain_s, _ = played("autoregressive", engine, saturated, 0.0, 16)
-    ours_s, _ = played("lookup_tree", engine, saturated, 0.0, 16)
-    assert ours_s <= 1.03 * plain_s

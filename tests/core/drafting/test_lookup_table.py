@@ -353,19 +353,6 @@ def test_a_dist_is_learnt_for_its_own_bigram_only() -> None:
     assert len(table.bigrams) == 1 and table.successors(5) == ([7], [1.0])
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.1, 1.0])
-def test_a_token_next_to_impossible_does_not_stop_a_tree(temperature: float) -> None:
-    """One request drafts from the rows that another has learnt, at any temperature."""
-    table = LookupTable(FEW)
-    dist = np.full(FEW, 1e-60)
-    dist[2] = 1.0
-    drafter = NgramDrafter(table, SamplingParams(temperature=temperature))
-    drafter.learn(1, Dist.dense(dist))
-    drafter.observe(1)
-    assert drafter.draft(4, 0).tokens == (2,)
-    check(table)
-
-
 def test_as_in_the_paper_accepted_dists_overwrite_a_row_and_others_are_added() -> None:
     table = LookupTable(FEW)
     drafter = VariedDrafter(table, SamplingParams(), options=TABLE_PROBS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -168,3 +170,17 @@ def test_ligatures_broken_words_and_scripts_without_blanks_are_found(tmp_path: P
     asked = {"ligature.txt": "Griffin", "broken.txt": "maintenance", "smith.txt": "赵强", "baker.txt": "李娜是谁?"}
     with _filled(tmp_path, minilm, texts) as store:
         assert _first(store, "{x}", asked) == len(asked)
+
+
+# ---- the word index alone -------------------------------------------------------------------------------------------
+PROGRAM = """
+import logging
+logging.basicConfig(level="INFO")
+from paceline.rag.index import BM25Index
+assert BM25Index([1, 2], ["a red boat", "the key"]).search("boat", 1)
+"""
+
+
+def test_an_index_is_built_without_a_line_in_the_log() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stderr == ""

@@ -7,17 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from paceline.rag.embedder import HashEmbedder
-from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import MAX_STARTS, Library
 from paceline.rag.store.vector_stores import FileSpec
 from tests.rag.store.killed import STEPS
+from tests.rag.store.test_library import Gated
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
@@ -106,21 +105,10 @@ def test_a_file_that_crashes_the_program_fails_and_the_others_are_read(tmp_path:
         library.close()
 
 
-class Waiting(HashEmbedder):
-    """Embeds only while `go_on` is set."""
-
-    def __init__(self) -> None:
-        self.begun, self.go_on = threading.Event(), threading.Event()
-
-    def embed(self, texts: Sequence[str]) -> Vectors:
-        self.begun.set()
-        assert self.go_on.wait(60)
-        return super().embed(texts)
-
-
 def test_stopping_during_a_reading_does_not_count_as_a_crash(tmp_path: Path) -> None:
     """A file is read in the end, however often the program is stopped properly while reading it."""
-    embedder = Waiting()
+    embedder = Gated()
+    embedder.go.clear()
     with DocumentStore.open(tmp_path, embedder) as documents:
         library = Library(documents, "cloud")
         file = library.uploads.add(OWNER, "long.txt", "assistants", io.BytesIO(b"Word after word. " * 2000)).id
@@ -128,17 +116,17 @@ def test_stopping_during_a_reading_does_not_count_as_a_crash(tmp_path: Path) -> 
         library.close()
         for _ in range(MAX_STARTS + 2):
             library = Library(documents, "cloud")
-            embedder.begun.clear()
+            embedder.asked.clear()
             library.start()
-            assert embedder.begun.wait(60)
+            assert embedder.asked.wait(60)
             stopping = threading.Thread(target=library.close)
             stopping.start()
             while not library._ingester._stopping:
                 pass
-            embedder.go_on.set()
+            embedder.go.set()
             stopping.join()
-            embedder.go_on.clear()
-        embedder.go_on.set()
+            embedder.go.clear()
+        embedder.go.set()
         library = Library(documents, "cloud")
         library.start()
         while (status := library.stores.attached(OWNER, store, file).status) == "in_progress":

@@ -19,8 +19,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import MAX_STARTS, TURN_CHUNKS, Library
 from paceline.rag.store.vector_stores import Counts, FileSpec
 from tests.rag.parsing.made import ENDLESS, pdf, shown
-
-ANN, BERT = "ann", "bert"
+from tests.rag.store.test_library import ANN, BERT, settled
 
 
 class Noting(HashEmbedder):
@@ -65,12 +64,6 @@ def parsing(library: Library) -> list[psutil.Process]:
     return []
 
 
-def settled(library: Library, owner: str, store: str) -> Counts:
-    while (counts := library.stores.get(owner, store).counts).in_progress:
-        pass
-    return counts
-
-
 def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
     library: Library, embedder: Noting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +79,7 @@ def test_a_small_file_is_embedded_between_two_batches_of_a_long_one(
     long, _ = attached(library, ANN, b"long " * 160 * TURN_CHUNKS * 20)
     small, _ = attached(library, BERT, b"small")
     library.start()
-    assert settled(library, BERT, small) == settled(library, ANN, long) == Counts(completed=1)
+    assert settled(library, small, BERT) == settled(library, long, ANN) == Counts(completed=1)
     assert embedder.batches.count("long") >= 20
     assert embedder.batches.index("small") <= 2, "the long file has had two turns at most"
 
@@ -96,7 +89,7 @@ def test_a_file_without_end_holds_up_nobody_and_may_be_deleted(library: Library)
     library.start()
     for _ in range(3):
         small, _ = attached(library, BERT, b"small")
-        assert settled(library, BERT, small) == Counts(completed=1)
+        assert settled(library, small, BERT) == Counts(completed=1)
     assert library.stores.get(ANN, endless).counts == Counts(in_progress=1)
     library.delete_file(ANN, file)
     assert library.stores.get(ANN, endless).counts == Counts()
@@ -116,18 +109,18 @@ def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reas
     assert (given_up.status, given_up.error_code) == ("failed", "server_error")
     assert "or its parser ended 3 times" in given_up.error_message
     small, _ = attached(library, ANN, b"small")
-    assert settled(library, ANN, small) == Counts(completed=1), "the next file is read"
+    assert settled(library, small, ANN) == Counts(completed=1), "the next file is read"
 
 
 def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try_again(library: Library) -> None:
     library.budget.spend(ANN, BUDGET_S)
     store, file = attached(library, ANN, b"small")
     library.start()
-    assert settled(library, ANN, store) == Counts(failed=1)
+    assert settled(library, store, ANN) == Counts(failed=1)
     failed = library.stores.attached(ANN, store, file)
     assert failed.error_code == "server_error" and "again in 60 min" in failed.error_message
     other, _ = attached(library, BERT, b"small")
-    assert settled(library, BERT, other) == Counts(completed=1)
+    assert settled(library, other, BERT) == Counts(completed=1)
 
 
 def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(
@@ -153,7 +146,7 @@ def test_stopping_ends_what_is_parsed_and_the_next_start_reads_it_again(
 def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path: Path) -> None:
     store, file = attached(library, ANN, pdf([shown("The quixotic lamp.")], "Lamps"), "lamps.pdf")
     library.start()
-    assert settled(library, ANN, store) == Counts(completed=1)
+    assert settled(library, store, ANN) == Counts(completed=1)
     assert library.text(ANN, store, file) == "The quixotic lamp."
     (hit,) = library.search(ANN, [store], ["quixotic lamp"], 1)
     assert hit.passage.titled == "Lamps, page 1\nThe quixotic lamp."

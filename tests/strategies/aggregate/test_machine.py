@@ -413,19 +413,6 @@ def test_parents_come_before_their_children() -> None:
         assert each.parent in picked[:place]
 
 
-def test_width_1_makes_a_chain() -> None:
-    for seed in range(30):
-        head = PrefixTree(0).head
-        head.cached, head.own_dist = True, table(random.Random(seed))
-        planner = make_planner(DraftLimits(1, 16, 8))
-        node = head
-        for depth in range(1, 9):
-            (node,) = planner.select(head, free, 1.0, FAR, alone=False)
-            assert node.position == depth
-            node.cached, node.own_dist = True, table(random.Random(f"{seed} {depth}"))
-        assert planner.select(head, free, 1.0, FAR, alone=False) == []
-
-
 @pytest.mark.parametrize(("ahead", "alone"), [(0, False), (32, True)])
 def test_token_by_token_and_alone_nothing_is_computed_ahead(ahead: int, alone: bool) -> None:
     head = PrefixTree(0).head

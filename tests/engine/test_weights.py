@@ -1,25 +1,32 @@
-"""Weights that stay in the file's format: what they score, where they lie, and what the log says of it."""
+"""Weights: in the file's format, packed, and in memory once; what they score, where they lie, what the log says."""
 
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine import layer_kernel, weights
-from paceline.engine.loader import EngineOptions, quiet
+from paceline.engine.loader import EngineOptions, load_engine, quiet
+from paceline.engine.paged.packed_linear import PackedLinear, can_pack, padded_rows, release_mapped_weights
 from paceline.engine.stage import load_stage
 from paceline.engine.tensors import dists
 from paceline.engine.weights import FloatRows, Scratch, StoredLinear, choose_format
 from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
-from tests.engine.test_weights_memory import mapped_bytes
 from tests.engine.trials import assert_same, scratch
 
+MAPPED = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
 TOKENS = [(7 * i * i + 3 * i) % 97 for i in range(40)]
 
 
@@ -52,6 +59,7 @@ def test_a_linear_of_many_tiles_is_one_product() -> None:
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-4)
 
 
+@MAPPED
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_in_memory_once_and_in_the_mapping_of_their_file(tmp_path: Path, tied: bool) -> None:
     with quiet():
@@ -117,3 +125,97 @@ def test_only_what_is_computed_in_another_format_on_a_processor_is_converted_by_
     monkeypatch.setattr(layer_kernel, "kernel", object)  # then all weights stay as they are that it can multiply
     chosen = choose_format("auto", torch.device(device), PretrainedConfig(dtype=stored), tmp_path)
     assert (chosen.computed, chosen.by_rows) == (computed, computed == torch.float32)
+
+
+# ---- weights are in memory once: what was packed leaves the mapping of its file -------------------------------------
+def mapped_bytes(file: Path) -> int:
+    """Resident bytes of this file's mappings in this process."""
+    resident, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(file))
+        elif inside and line.startswith("Rss:"):
+            resident += int(line.split()[1]) * 1024
+    return resident
+
+
+@MAPPED
+@pytest.mark.parametrize("tied", [True, False])
+def test_packed_weights_leave_the_mapping_of_their_file(
+    tmp_path: Path, tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layer_kernel, "kernel", lambda: None)
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(sizeable(tied=tied)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert file.stat().st_size > 16_000_000
+    engine = load_engine(tmp_path, EngineOptions(backend="paged", kv_rows=64, dtype="float32", device="cpu"), name="m")
+    embedding = 4000 * 256 * 4 + 300_000  # its rows come in as tokens need them, and pages beside them
+    assert mapped_bytes(file) < embedding
+    tokens = tuple(range(10, 40))
+    (found,) = engine.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
+    assert mapped_bytes(file) < embedding
+    plain = load_engine(tmp_path, EngineOptions(backend="hf", dtype="float32", device="cpu"), name="m")
+    (expected,) = plain.forward(Batch((Segment(SeqId(1), 0, tokens),))).dists[0]
+    assert found.argmax() == expected.argmax()
+    assert found.probs == pytest.approx(expected.probs, abs=1e-5)
+
+
+@MAPPED
+def test_a_mapping_with_written_pages_stays_as_it_is(tmp_path: Path) -> None:
+    """Another user of the file may have changed its tensors in place; those changes are in no file."""
+    file = tmp_path / "model.safetensors"
+    save_file({"weight": torch.ones(200_000)}, file)
+    with safe_open(file, framework="pt") as opened:
+        weight = opened.get_tensor("weight")
+    weight[70_000] = 5.0
+    release_mapped_weights(nn.Linear(2, 2))
+    assert weight[70_000] == 5.0 and weight.sum() == 200_004.0
+
+
+@MAPPED
+def test_rows_of_an_embedding_do_not_stay(tmp_path: Path) -> None:
+    """Each brings its neighbours in: a few hundred requests would bring all of it."""
+    file = tmp_path / "model.safetensors"
+    count, width = 20_000, 512
+    save_file({"weight": torch.arange(count * width, dtype=torch.float32).view(count, width)}, file)
+    with safe_open(file, framework="pt") as opened:
+        embedding = nn.Embedding(count, width, _weight=opened.get_tensor("weight"))
+    release_mapped_weights(embedding)
+    rows = torch.arange(0, count, 40)
+    most = 0
+    for some in rows.split(50):
+        with torch.inference_mode():
+            found = embedding(some)
+        most = max(most, mapped_bytes(file))
+        assert found[:, 0].tolist() == [float(row * width) for row in some.tolist()]
+    assert 0 < most < count * width * 4 / 2
+
+
+# ---- packed linears compute few row counts, and what a plain linear does at all of them -----------------------------
+STEP = 512  # rows of a step by default
+
+
+def test_few_row_counts_are_computed_and_none_is_padded_by_more_than_an_eighth() -> None:
+    counts = [padded_rows(rows) for rows in range(1, STEP + 1)]
+    assert len(set(counts)) == 56, "code is generated and kept for each"
+    assert all(rows <= count <= rows * 1.125 for rows, count in enumerate(counts, 1))
+    assert counts[:16] == list(range(1, 17)), "small steps are not padded"
+    assert counts == [padded_rows(count) for count in counts]
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("leading", [(), (1,)])
+def test_padding_changes_no_row(leading: tuple[int, ...], has_bias: bool) -> None:
+    torch.manual_seed(3)
+    plain = nn.Linear(48, 40, bias=has_bias)
+    weight, bias = plain.weight.detach(), None if plain.bias is None else plain.bias.detach()
+    if not can_pack(weight):
+        pytest.skip("this machine has no packed kernel")
+    packed = PackedLinear(weight, bias)
+    with torch.inference_mode():
+        for rows in (1, 8, 9, 17, 31, 32, 33, 100):
+            x = torch.randn(*leading, rows, 48)
+            found = packed(x)
+            assert found.shape == (*leading, rows, 40)
+            torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-5, rtol=1e-4)
