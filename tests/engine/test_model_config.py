@@ -42,14 +42,7 @@ def test_a_model_without_the_file_recommends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [
-        '{"temperature": 7}',
-        '{"temperature": NaN}',
-        '{"temperature": true}',
-        '{"top_k": 2.5}',
-        "[1]",
-        "not JSON",
-    ],
+    ['{"temperature": 7}', '{"temperature": NaN}', '{"temperature": true}', '{"top_k": 2.5}', "[1]", "not JSON"],
 )
 def test_invalid_values_are_ignored(tmp_path: Path, config: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +19,17 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine import layer_kernel, weights
+from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.engine.paged.packed_linear import PackedLinear, can_pack, padded_rows, release_mapped_weights
+from paceline.engine.sampling.sampler import DeviceLogits
 from paceline.engine.stage import load_stage
 from paceline.engine.tensors import dists
 from paceline.engine.weights import FloatRows, Scratch, StoredLinear, choose_format
+from paceline.errors import ConfigError
 from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
+from tests.engine.quantized_checkpoints import FORMATS, quantize
 from tests.engine.trials import assert_same, scratch
 
 MAPPED = pytest.mark.skipif(sys.platform != "linux", reason="mappings are read from /proc")
@@ -219,3 +225,45 @@ def test_padding_changes_no_row(leading: tuple[int, ...], has_bias: bool) -> Non
             found = packed(x)
             assert found.shape == (*leading, rows, 40)
             torch.testing.assert_close(found, functional.linear(x, weight, bias), atol=1e-5, rtol=1e-4)
+
+
+# ---- quantised checkpoints score as the float model that their numbers stand for ------------------------------------
+FEW_TOKENS = [(7 * i * i + 3 * i) % 97 for i in range(20)]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_it_scores_as_the_model_that_its_numbers_stand_for(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    packed, plain = quantize(checkpoint("qwen2"), name, tmp_path)
+    options = EngineOptions(backend="paged", kv_rows=64, device="cpu")
+    engines = [load_engine(folder, options, name=name) for folder in (packed, plain)]
+    assert engines[0].info.num_weights == engines[1].info.num_weights
+    found, expected = (scores(engine) for engine in engines)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def scores(engine: Engine) -> torch.Tensor:
+    (logits,) = engine.forward(Batch((Segment(SeqId(1), 0, tuple(FEW_TOKENS), logits="all"),))).logits
+    assert isinstance(logits, DeviceLogits)
+    return logits.scores
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "mxfp4"},
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"},
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    ],
+    ids=lambda settings: settings["quant_method"],
+)
+def test_a_format_that_is_not_known_is_refused_by_name(
+    settings: dict[str, object], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("qwen2"), tmp_path / "copied")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    with pytest.raises(ConfigError, match=f"quantised as {settings['quant_method']}.* not known here"):
+        load_engine(folder, name="x")

@@ -8,15 +8,7 @@ from tokenizers import Tokenizer
 from lab.training.batches import Weights, encode_all
 from lab.training.texts import names
 from lab.training.texts.attributes import ATTRIBUTES
-from lab.training.texts.corpus import (
-    Conversation,
-    converse,
-    double,
-    draw_facts,
-    missing_fact,
-    single,
-    write_document,
-)
+from lab.training.texts.corpus import Conversation, converse, double, draw_facts, missing_fact, single, write_document
 from lab.training.texts.phrases import NO_DOCUMENT_ANSWER, OUTSIDE_ANSWER
 from paceline.models import DEVICE
 

@@ -43,19 +43,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.solo import Solo
 from tests.depth import DEPTH
 from tests.strategies import oracle
-from tests.strategies.cases import (
-    BRANCHES,
-    EOS,
-    PROMPT,
-    SAMPLINGS,
-    VOCAB,
-    Hand,
-    decided,
-    heard,
-    job,
-    manners,
-    point,
-)
+from tests.strategies.cases import BRANCHES, EOS, PROMPT, SAMPLINGS, VOCAB, Hand, decided, heard, job, manners, point
 from tests.strategies.conformance.laws import settled
 from tests.strategies.conformance.worlds import changing_speeds, harsh
 
@@ -75,10 +63,7 @@ SCHEMA = {
 TOOLS = {"tools": [{"name": "look", "parameters": SCHEMA}, {"name": "now"}], "required": True, "parallel": False}
 LONG = 200  # tokens: longer than any answer here
 GRAMMARS = GrammarCompiler(ByteTokenizer())
-CONSTRAINTS = {
-    "schema": Constraint("json_schema", json.dumps(SCHEMA)),
-    "tools": Constraint("tools", json.dumps(TOOLS)),
-}
+CONSTRAINTS = {"schema": Constraint("json_schema", json.dumps(SCHEMA)), "tools": Constraint("tools", json.dumps(TOOLS))}
 MASKS = {name: GRAMMARS.mask(constraint) for name, constraint in CONSTRAINTS.items()}
 WAYS = [(strategy, name) for strategy in STRATEGIES.values() for name in manners(strategy)]
 
@@ -226,12 +211,7 @@ INNER = st.one_of(
 )
 OBJECTS = st.dictionaries(st.text('abc"é', max_size=2), INNER, max_size=3).flatmap(
     lambda held: st.sets(st.sampled_from(sorted(held)) if held else st.nothing()).map(
-        lambda some: {
-            "type": "object",
-            "properties": held,
-            "required": sorted(some),
-            "additionalProperties": False,
-        }
+        lambda some: {"type": "object", "properties": held, "required": sorted(some), "additionalProperties": False}
     )
 )
 

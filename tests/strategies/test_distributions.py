@@ -101,10 +101,7 @@ def test_the_first_two_tokens_follow_the_law(
     assert_drawn_from(counts.ravel(), law_of_pairs.ravel())
 
 
-@pytest.mark.parametrize(
-    ("seeded", "private", "front"),
-    [(True, False, "device"), (False, True, "cloud")],
-)
+@pytest.mark.parametrize(("seeded", "private", "front"), [(True, False, "device"), (False, True, "cloud")])
 def test_a_named_seed_does_not_change_the_distribution(seeded: bool, private: bool, front: Side) -> None:
     """By default a seed gives `mixture` and none `coin`. Pairs of tokens are counted by how much likelier they are
     because weights follow the text, which is where the two would differ if only one of them did."""

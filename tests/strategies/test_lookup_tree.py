@@ -39,19 +39,7 @@ from paceline.strategies.base import (
 )
 from paceline.strategies.lookup_tree import LookupTree
 from paceline.strategies.registry import STRATEGIES
-from tests.strategies.cases import (
-    EOS,
-    MAX_TOKENS,
-    PROMPT,
-    SAMPLINGS,
-    VOCAB,
-    Hand,
-    Manner,
-    engines,
-    found,
-    job,
-    point,
-)
+from tests.strategies.cases import EOS, MAX_TOKENS, PROMPT, SAMPLINGS, VOCAB, Hand, Manner, engines, found, job, point
 from tests.strategies.conformance.laws import alone
 from tests.strategies.pipeline.worlds import ALONE
 

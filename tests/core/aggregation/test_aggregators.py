@@ -354,6 +354,7 @@ def accepted(name: AggregatorName, dists: Mapping[Side, Dist], weights: Mapping[
     return [float(share) for share in hits / count]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shares"),
     # Two tokens: common noise couples them as well as can be, the mixture .80/.80 by hand, the coin 1 - delta / 2;
@@ -365,6 +366,7 @@ def test_drafts_of_two_tokens_are_accepted_as_often_as_by_hand(name: AggregatorN
     assert accepted(name, dists, weights_of(0.5)) == pytest.approx(shares, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixture", "coin"])
 def test_common_noise_accepts_as_many_drafts_as_its_bound_says(name: AggregatorName) -> None:
     """Of Daliri, Musco and Suresh (arXiv 2408.07978); the coin's follows from it."""

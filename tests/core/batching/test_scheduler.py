@@ -118,14 +118,6 @@ def test_every_segment_runs_whole_in_order_and_in_bounded_time(
         assert [piece.logits for piece in pieces] == [expected] * (len(pieces) - 1) + [segment.logits]
 
 
-def test_a_decode_never_waits_for_a_prefill() -> None:
-    scheduler = Scheduler(BUDGET, 8)
-    scheduler.add(0, chain(0, 0, 1000))
-    for step in range(50):
-        scheduler.add(100 + step, chain(1, step, 1))
-        assert rows_of(scheduler.schedule()) == {100 + step: 1, 0: BUDGET - 1}
-
-
 def test_a_short_prompt_does_not_wait_for_a_long_one_that_came_before_it() -> None:
     scheduler = Scheduler(512, 256)
     scheduler.add(0, chain(0, 0, 30_000))
@@ -399,18 +391,6 @@ def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_ste
     for _ in range(5):
         load.step()
     assert left(later) >= left(latest) and left(1) < rows and left(other) < rows
-
-
-def test_a_stream_of_critical_segments_leaves_half_of_the_steps_to_the_others() -> None:
-    load = Load()
-    last = [load.add("one", seq, 1) for seq in range(40)][-1]
-    for _ in range(40):
-        for _ in range(BUDGET):
-            load.add("one", load.next_key + 1000, 1, criticality=5.0)
-        load.step()
-        if last not in load.pending:
-            break
-    assert last not in load.pending
 
 
 # ---- long prompts beside answers ------------------------------------------------------------------------------------

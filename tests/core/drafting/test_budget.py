@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.batching.segment import StepSize
-from paceline.core.drafting.budget import (
-    FIRST_CREDIT,
-    MAX_CREDIT,
-    AdaptiveBudget,
-    BudgetStats,
-    StepGuard,
-)
+from paceline.core.drafting.budget import FIRST_CREDIT, MAX_CREDIT, AdaptiveBudget, BudgetStats, StepGuard
 
 StepTime = Callable[[int], float]  # rows → seconds
 

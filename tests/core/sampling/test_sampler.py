@@ -402,16 +402,6 @@ def test_the_shortcut_of_sample_equals_the_full_computation_on_a_large_vocabular
         assert sample(dist, SamplingParams(seed=77), position) == int(np.argmax(full))
 
 
-@pytest.mark.parametrize("over", ["seeds", "positions"])
-def test_sample_draws_from_the_distribution(over: str) -> None:
-    probs = np.array([0.4, 0.25, 0.0, 0.2, 0.1, 0.04, 0.01, 0.0])
-    dist, drawn = Dist.dense(probs), np.zeros(8, dtype=np.int64)
-    for i in range(5000):
-        seed, position = (i, 3) if over == "seeds" else (3, i)
-        drawn[sample(dist, SamplingParams(seed=seed), position)] += 1
-    assert_drawn_from(drawn, probs)
-
-
 def test_greedy_takes_the_lowest_of_equals_and_ignores_the_seed() -> None:
     dist = Dist(np.array([4, 6, 8], dtype=np.int32), np.array([0.2, 0.4, 0.4]), 0.0)
     assert {sample(dist, SamplingParams(temperature=0.0, seed=s), s) for s in range(20)} == {6}

@@ -34,13 +34,7 @@ def test_a_question_is_cut_where_it_asks_for_something_else(message: str, parts:
     assert parts_of(message) == parts
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Who sells bread and butter?",
-        "What did Anna and Ben order?",
-    ],
-)
+@pytest.mark.parametrize("message", ["Who sells bread and butter?", "What did Anna and Ben order?"])
 def test_things_that_belong_together_stay_together(message: str) -> None:
     assert len(parts_of(message)) == 1
 
@@ -59,16 +53,7 @@ def test_any_message_has_at_least_one_part_and_at_most_three(message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        "Hello",
-        "-p hi",
-        "Hi there, how are you?",
-        "Guten Tag!",
-        "ok, thanks",
-        "what can you do?",
-        "help",
-    ],
+    "message", ["Hello", "-p hi", "Hi there, how are you?", "Guten Tag!", "ok, thanks", "what can you do?", "help"]
 )
 def test_a_greeting_is_answered_with_what_it_can_and_questions_that_work(message: str) -> None:
     assert own_answer(message, "") == (f"{ABILITIES}.", {"answer": f"{ABILITIES}."})
@@ -146,12 +131,7 @@ def test_follow_ups_are_questions_about_the_same() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [
-        "Wann öffnet die Bibliothek?",
-        "Quand ouvre la bibliothèque ?",
-        "¿Cuándo abre?",
-        "図書館はいつ開きますか",
-    ],
+    ["Wann öffnet die Bibliothek?", "Quand ouvre la bibliothèque ?", "¿Cuándo abre?", "図書館はいつ開きますか"],
 )
 def test_another_language_is_told_by_its_small_words_or_letters(message: str) -> None:
     assert is_foreign(message)

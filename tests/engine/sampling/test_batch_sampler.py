@@ -54,12 +54,7 @@ def masked(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
 
 
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
-LOGITS: dict[str, Draw] = {
-    "peaked": peaked,
-    "flat": flat,
-    "tied": tied,
-    "masked": masked,
-}
+LOGITS: dict[str, Draw] = {"peaked": peaked, "flat": flat, "tied": tied, "masked": masked}
 
 
 Options = Mapping[str, Sequence[float]]

@@ -26,13 +26,7 @@ def random_request(
     one = random_row(rng, vocab, options)
     rows = tuple(
         RowSampling(
-            one.params,
-            5 + row,
-            vocab,
-            one.counts,
-            None,
-            one.allowed if row % 2 else None,
-            int(rng.choice([0, 8])),
+            one.params, 5 + row, vocab, one.counts, None, one.allowed if row % 2 else None, int(rng.choice([0, 8]))
         )
         for row in range(count)
     )

@@ -24,10 +24,7 @@ LAUGHS = b"<!DOCTYPE x [<!ENTITY a0 'ha'>%s]>" % b"".join(
 FORMATS = b"http://schemas.openxmlformats.org"
 TYPES = (
     b'<Types xmlns="%s/package/2006/content-types"><Override PartName="/word/document.xml" ContentType="%s"/></Types>'
-    % (
-        FORMATS,
-        b"application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml",
-    )
+    % (FORMATS, b"application/vnd.openxmlformats-officedocument.wordprocessingml.document.main+xml")
 )
 RELATIONS = (
     b'<Relationships xmlns="http://schemas.openxmlformats.org/package/2006/relationships"><Relationship Id="r" '

@@ -671,11 +671,7 @@ def test_a_notebook_is_its_cells_and_what_they_printed(parser: ParserProcess) ->
     cells = [
         {"cell_type": "markdown", "source": ["# Fees\n", "of boats"]},
         {"cell_type": "code", "source": "# no heading\n1 + 1", "outputs": [{"data": {"text/plain": ["2"]}}]},
-        {
-            "cell_type": "code",
-            "source": "x",
-            "outputs": [{"output_type": "error", "ename": "Key", "evalue": "x"}],
-        },
+        {"cell_type": "code", "source": "x", "outputs": [{"output_type": "error", "ename": "Key", "evalue": "x"}]},
     ]
     read = parser.parse_bytes("a.ipynb", json.dumps({"cells": cells}).encode())
     assert (read.kind, read.title) == ("ipynb", "Fees")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,23 @@ import pytest
 
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
+from paceline.rag import rows
+from paceline.rag.chunk import Chunk
+from paceline.rag.database import Database
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index import HybridIndex
-from paceline.rag.records import EXACT_SCORE, LEADING_COSINE, MIN_SCORE, FilesProgress, Vectors, Zone
-from paceline.rag.rows import packed
+from paceline.rag.records import (
+    EXACT_SCORE,
+    LEADING_COSINE,
+    MANAGED,
+    MIN_SCORE,
+    Document,
+    FilesProgress,
+    Selection,
+    Vectors,
+    Zone,
+)
+from paceline.rag.rows import insert_document, packed
 from paceline.rag.store.documents import DocumentStore
 from paceline.sql import Home
 from tests.rag.store.conftest import ON_DISK
@@ -381,3 +395,112 @@ def test_a_text_does_not_replace_a_file_of_its_name(store: DocumentStore, tmp_pa
     store.add(written(tmp_path, "notes.md", BOAT), zone="device")
     with pytest.raises(ConfigError, match="another file's document"):
         store.add_text("notes.md", TRAIN, zone="device")
+
+
+# ---- collections: each is searched separately -----------------------------------------------------------------------
+def put(store: DocumentStore, collection: str, file: str, *texts: str) -> None:
+    """Insert a document of an uploaded file through a separate connection."""
+    embedder = HashEmbedder()
+    database = Database(store.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=store.home)
+    chunks = [Chunk(0, len(text), text, "") for text in texts]
+    document = Document(f"doc-{collection}-{file}", "note.txt", "f" * 64, "device", time.time(), len(texts))
+    with database.writing():
+        insert_document(database, document, chunks, embedder.embed(texts), collection=collection, file=file)
+    database.close()
+
+
+def test_a_search_covers_exactly_its_selection(store: DocumentStore) -> None:
+    own = store.add_text("boat.txt", BOAT, zone="device")
+    for collection, file in (("a", "file-1"), ("a", "file-2"), ("b", "file-1")):
+        put(store, collection, file, f"The red boat in {collection} of {file}.")
+
+    def found(*collections: str, document_ids: frozenset[str] | None = None) -> set[tuple[str, str]]:
+        passages = store.search("the red boat", 10, Selection(collections, document_ids), min_score=-1.0)
+        return {(passage.file_id, passage.text) for passage in passages}
+
+    assert [passage.file_id for passage in store.search("the red boat", 10)] == [own.id]
+    assert found("a") == {(f"file-{i}", f"The red boat in a of file-{i}.") for i in (1, 2)}
+    assert found("b", "default") == {("file-1", "The red boat in b of file-1."), (own.id, BOAT)}
+    assert found("a", document_ids=frozenset({"doc-a-file-2", "doc-b-file-1"})) == {
+        ("file-2", "The red boat in a of file-2.")
+    }
+    assert found("a", document_ids=frozenset()) == found("nothing") == found() == set()
+    assert [store.count(Selection(names)) for names in (("default",), ("a",), ("a", "b"), ())] == [1, 2, 3, 0]
+    assert store.count(Selection(("a",), frozenset({"doc-a-file-1", "doc-b-file-1"}))) == 1
+    assert [document.name for document in store.documents()] == ["boat.txt"]
+    assert store.remove("note.txt") == 0, "an upload is not removed by its name"
+
+
+def test_other_collections_do_not_affect_ranks_and_scores(store: DocumentStore) -> None:
+    for i in range(12):
+        store.add_text(f"{i}.txt", f"The boat number {i} of Ann is {'red' if i % 3 else 'blue'}.", zone="device")
+    before = [(p.text, p.score) for p in store.search("red boat of Ann", 12)]
+    put(store, "other", "file-1", *(f"A boat of Ann, {i}" for i in range(60)))
+    assert [(p.text, p.score) for p in store.search("red boat of Ann", 12)] == before
+
+
+# ---- what models have said of passages: it goes with the document and its owner, and is sealed as the document is ---
+SAID = "The boat of XYZZYVELDA is red."
+
+
+def test_it_goes_with_its_document_and_with_its_owner(tmp_path: Path, home: Home | None) -> None:
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder(), home=home) as store:
+        for name in ("a.md", "b.md"):
+            store.add_text(name, f"The boat of {name} is red.", zone="cloud")
+        first, second = (each.chunk_id for each in store.whole(MANAGED))
+        for number, (chunk, owner) in enumerate(((first, "anna"), (second, "anna"), (second, "ben"))):
+            store.keep_reading(chunk, f"asked {number}", owner, f"{SAID} {number}")
+        store.keep_reading(second, "asked 2", "ben", "another")  # the first one stays
+        assert store.find_reading(second, "asked 2") == f"{SAID} 2"
+        assert store.find_reading(first, "asked 2") is None
+        store.forget_readings("anna")
+        assert [store.find_reading(second, f"asked {number}") for number in (1, 2)] == [None, f"{SAID} 2"]
+        store.remove("b.md")
+        assert store.find_reading(second, "asked 2") is None
+        store.keep_reading(second, "asked 3", "ben", SAID)  # of what has been removed meanwhile
+        assert store.find_reading(second, "asked 3") is None
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_on_the_disk_it_is_sealed_as_its_document_and_gone_with_it(tmp_path: Path, encrypt: bool) -> None:
+    folder = tmp_path / "docs"
+
+    def stored() -> bool:
+        return any(b"XYZZYVELDA" in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
+
+    with DocumentStore.open(folder, HashEmbedder(), side="device", encrypt=encrypt) as store:
+        store.add_text("boat.md", "A red boat.", zone="device")
+        (passage,) = store.whole(MANAGED)
+        store.keep_reading(passage.chunk_id, "asked", "", SAID)
+    assert stored() is not encrypt
+    with DocumentStore.open(folder, HashEmbedder(), side="device") as store:
+        assert store.find_reading(passage.chunk_id, "asked") == SAID
+        if not encrypt:
+            store.encrypt()
+            assert not stored() and store.find_reading(passage.chunk_id, "asked") is None
+        store.remove("boat.md")
+    assert not stored()
+
+
+def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "MAX_READINGS", 3)
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
+        store.add_text("boat.md", "A red boat.", zone="cloud")
+        (passage,) = store.whole(MANAGED)
+        for number in range(5):
+            store.keep_reading(passage.chunk_id, str(number), "", SAID)
+        kept = [number for number in range(5) if store.find_reading(passage.chunk_id, str(number)) is not None]
+    assert kept == [2, 3, 4]
+
+
+def test_a_store_tells_its_documents_and_what_stands_around_a_chunk(tmp_path: Path) -> None:
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder(), chunk_tokens=16, overlap=0) as store:
+        text = " ".join(f"The boat number {number} of the harbour is red." for number in range(12))
+        store.add_text("long.md", text, zone="cloud")
+        store.add_text("short.md", "A mill.", zone="cloud")
+        chunks = store.whole(MANAGED)
+        sizes = dict(store.outline(MANAGED, 2))
+        assert sizes == {"long.md": len(chunks) - 1, "short.md": 1} and store.outline(MANAGED, 1) == []
+        middle = chunks[2]
+        assert store.around(middle.chunk_id, 1) == chunks[1:4] and store.around(middle.chunk_id, 0) == [middle]
+        assert store.around(10**6, 1) == []

@@ -15,15 +15,7 @@ from paceline.errors import ConfigError, WebError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.process import ParserPool
 from paceline.rag.prompt import MAX_QUERY
-from paceline.rag.web import (
-    MAX_ANSWER_BYTES,
-    MAX_SNIPPET,
-    MAX_TITLE,
-    SearxngSearch,
-    WebPage,
-    WebResult,
-    read_page,
-)
+from paceline.rag.web import MAX_ANSWER_BYTES, MAX_SNIPPET, MAX_TITLE, SearxngSearch, WebPage, WebResult, read_page
 from tests.rag.parsing.made import pdf, shown
 from tests.rag.web.site import PRIVATE, Site, fetcher, leading_to, reply, usual_tls
 

@@ -21,15 +21,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.strategies.aggregate.machine import Aggregate
 from paceline.strategies.aggregate.tree_planner import MIN_WEIGHT, DraftTreePlanner
-from paceline.strategies.base import (
-    SIDES,
-    Effect,
-    Forward,
-    Received,
-    Side,
-    Started,
-    other,
-)
+from paceline.strategies.base import SIDES, Effect, Forward, Received, Side, Started, other
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, DetailRequest, DraftLimits, Drafts, Handover, SpeedReport, Targets

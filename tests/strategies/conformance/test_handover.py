@@ -15,10 +15,7 @@ from tests.strategies.cases import CHAIN, MANNERS, SAMPLINGS, engines, job
 from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
 from tests.strategies.conformance.worlds import changing_speeds
 
-NETWORKS = {
-    "in order": Network((0.05, 0.15)),
-    "reordering": Network((0.05, 0.15), reorders=True, loss=0.1),
-}
+NETWORKS = {"in order": Network((0.05, 0.15)), "reordering": Network((0.05, 0.15), reorders=True, loss=0.1)}
 
 
 @EVERY_FRONT

@@ -33,10 +33,7 @@ LENGTH = 3
 PROMPT = tuple(b"th")
 BRANCHES: dict[Side, tuple[Branch, ...]] = {side: (Branch(PROMPT, None),) for side in ("cloud", "device")}
 FILTERED = SamplingParams(temperature=0.8, top_p=0.8, top_k=5, frequency_penalty=0.7, min_p=0.02)
-NETWORKS = {
-    "in order": Network((0.01, 0.03)),
-    "hostile": Network((0.0, 0.3), reorders=True, loss=0.15, duplicate=0.2),
-}
+NETWORKS = {"in order": Network((0.01, 0.03)), "hostile": Network((0.0, 0.3), reorders=True, loss=0.15, duplicate=0.2)}
 
 
 def models() -> dict[Side, Engine]:
