@@ -54,32 +54,36 @@ def test_a_directory_without_a_configuration_is_no_model(tmp_path: Path) -> None
         load_model(tmp_path)
 
 
-def test_weights_that_are_not_there_are_not_made_up(copied: Path) -> None:
+def lacking(copied: Path) -> None:
     tensors = load_file(copied / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match="lacks 1 tensors"):
-        load_engine(copied, name="x")
 
 
-@pytest.mark.parametrize("spoil", ["config.json", "model.safetensors"])
-def test_a_spoiled_file_is_a_sentence(copied: Path, spoil: str) -> None:
-    (copied / spoil).write_bytes(b"\x00" * 100)
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        load_engine(copied, name="x")
-
-
-def test_a_cut_file_of_weights_is_told_as_one(copied: Path) -> None:
-    weights = copied / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"damaged or was cut .* again"):
-        load_engine(copied, name="x")
-
-
-def test_an_unknown_architecture_is_a_sentence(copied: Path) -> None:
+def unknown(copied: Path) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | {"model_type": "no-such-model"}))
-    with pytest.raises(ConfigError, match="cannot be loaded"):
+
+
+def cut(copied: Path) -> None:
+    weights = copied / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lacking, "lacks 1 tensors"),  # they are not made up
+        (unknown, "cannot be loaded"),
+        (cut, r"damaged or was cut .* again"),
+        (lambda copied: (copied / "config.json").write_bytes(b"\x00" * 100), "cannot be loaded"),
+        (lambda copied: (copied / "model.safetensors").write_bytes(b"\x00" * 100), "cannot be loaded"),
+    ],
+    ids=["lacking", "unknown", "cut", "no configuration", "no weights"],
+)
+def test_a_damaged_model_is_a_sentence(copied: Path, damage: Callable[[Path], object], sentence: str) -> None:
+    damage(copied)
+    with pytest.raises(ConfigError, match=sentence):
         load_engine(copied, name="x")
 
 

@@ -25,7 +25,7 @@ BRANCHES, ROUNDS, MAX_TREE = 2, 8, 5
 CAPACITY = 224  # rows: two or three of nine answers fit
 Scores = dict[tuple[int, int, int], tuple[Dist, ...]]  # by answer, branch and round
 
-SUBJECTS = ["fake", "paged-llama", "paged-gemma2"]
+SUBJECTS = ["fake", "paged-llama"]
 
 
 def engine_of(subject: str, rows: int | None, checkpoint: Callable[[str], Path]) -> Engine:

@@ -141,20 +141,13 @@ def test_sources_that_are_none_are_refused_in_either_form(wrong: Targets) -> Non
         decode(encode(wrong))
 
 
-def test_a_target_that_the_receiver_knows_takes_a_byte() -> None:
+def test_tokens_take_few_bytes_beside_three_of_their_message() -> None:
+    """One that the receiver knows takes one, one of a large vocabulary three with its lane, a distribution two beside
+    its ids and probabilities."""
     assert len(encode(Targets(41, 0, 100, [0, 0, 0], b"", b"\x01\x02\x01"))) == 3 + 3
-
-
-def test_a_distribution_takes_two_bytes_beside_its_ids_and_probabilities() -> None:
+    assert len(encode(Targets(41, 0, 100, [151_935, 70_000], b"\x01\x02"))) == 3 + 2 * 3
     nodes = pack_nodes(EncodedNodes(None, 0, 500, (499,), (77_000,), None))
     assert len(encode(Drafts(41, 0, nodes, [DistPayload(b"\x05", b"\x00\x70")]))) == 3 + len(nodes) + 2 + 3
-
-
-def test_a_target_of_a_large_vocabulary_takes_three_bytes_with_its_lane() -> None:
-    assert len(encode(Targets(41, 0, 100, [151_935, 70_000], b"\x01\x02"))) == 3 + 2 * 3
-
-
-def test_a_message_of_two_drafts_takes_three_bytes_beside_them() -> None:
     places = encode_places([(500, None), (8_000, None)])
     assert len(encode(DraftChain(41, 0, 100, 0, places))) == 3 + len(places) == 7
 

@@ -69,7 +69,7 @@ LOGITS: dict[str, Draw] = {
 def test_every_row_has_the_token_of_the_reference(kind: str) -> None:
     rng = np.random.default_rng(1)
     for vocab in (5, 65, 257, 2048):
-        logits = torch.from_numpy(LOGITS[kind](rng, (150, vocab))).float()
+        logits = torch.from_numpy(LOGITS[kind](rng, (80, vocab))).float()
         rows = [random_row(rng, vocab, OPTIONS) for _ in range(len(logits))]
         found = BatchSampler().sample(logits, rows)
         expected = [sample_row(dist, row) for dist, row in zip(dists(logits), rows, strict=True)]
@@ -81,7 +81,7 @@ def test_every_row_has_the_token_of_the_reference(kind: str) -> None:
 def test_every_mixed_row_has_the_token_and_a_head_of_the_reference(kind: str) -> None:
     rng = np.random.default_rng(2)
     for vocab in (5, 65, 257, 2048):
-        requests = [with_heads(random_request(rng, LOGITS[kind], vocab, options=OPTIONS)) for _ in range(15)]
+        requests = [with_heads(random_request(rng, LOGITS[kind], vocab, options=OPTIONS)) for _ in range(8)]
         for request, found in zip(requests, DeviceSampler()(requests), strict=True):
             for row, one, other in zip(request.rows, found, request.by_reference(), strict=True):
                 assert one.token == other.token, (vocab, row)

@@ -134,15 +134,24 @@ threading.Event().wait()
     assert not alive and len(gone) == 2
 
 
-@pytest.mark.parametrize("whom", ["the parser", "the whole process"])
-def test_a_document_whose_parser_is_killed_is_lost_and_the_next_is_read(endless: Path, whom: str) -> None:
+@pytest.mark.parametrize(
+    ("whom", "with_what", "error", "words"),
+    [
+        ("the parser", signal.SIGKILL, ParserLost, "was killed"),
+        ("the whole process", signal.SIGKILL, ParserLost, "was killed"),
+        ("the parser", signal.SIGSEGV, DocumentError, "ends the program that reads it (signal 11)"),
+    ],
+)
+def test_a_document_whose_parser_is_killed_or_crashes_is_lost_and_the_next_is_read(
+    endless: Path, whom: str, with_what: signal.Signals, error: type[Exception], words: str
+) -> None:
     with ParserProcess() as parser:
         thread, errors = parsing(parser, endless)
         child = child_of(parser)
-        (child if whom == "the parser" else psutil.Process(parser.pid)).kill()
+        (child if whom == "the parser" else psutil.Process(parser.pid)).send_signal(with_what)
         thread.join()
-        assert [type(error) for error in errors] == [ParserLost]
-        assert "was killed" in str(errors[0])
+        assert [type(each) for each in errors] == [error]
+        assert words in str(errors[0])
         assert parser.parse_bytes("a.md", b"# Next").title == "Next"
         psutil.wait_procs([child], timeout=120)
         assert not child.is_running()
@@ -280,15 +289,6 @@ def test_a_parser_that_writes_too_much_is_stopped(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(DocumentError, match="write too much"):
             parser.parse_bytes("a.txt", b"words " * 10_000)
         assert parser.parse_bytes("a.md", b"# Next").title == "Next"
-
-
-def test_a_parser_that_crashes_fails_its_document(endless: Path) -> None:
-    with ParserProcess() as parser:
-        thread, errors = parsing(parser, endless)
-        child_of(parser).send_signal(signal.SIGSEGV)
-        thread.join()
-        assert [type(error) for error in errors] == [DocumentError]
-        assert "ends the program that reads it (signal 11)" in str(errors[0])
 
 
 def test_what_a_refused_document_took_counts_and_the_operator_has_no_limit(
