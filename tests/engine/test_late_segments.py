@@ -63,7 +63,7 @@ def test_property_11_a_prune_commutes_with_late_segments(
         play(engine, seq, Random(seed), 8)
 
 
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_property_11_on_tables_with_long_histories(seed: int) -> None:
     engine = FakeEngine()

@@ -32,7 +32,7 @@ BITS = [
 TEXTS = st.lists(st.sampled_from(BITS) | st.text(max_size=8), max_size=80).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(TEXTS, st.integers(8, 40), st.data())
 def test_chunks_cover_every_character_in_order_and_keep_their_size(text: str, size: int, data: st.DataObject) -> None:
     overlap = data.draw(st.integers(0, size // 2))

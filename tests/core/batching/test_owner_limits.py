@@ -10,37 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.batching.pending import MEMORY, STAYS, Group, OwnerLimits, scheduler_clock
+from paceline.core.batching.pending import MEMORY, STAYS, OwnerLimits, scheduler_clock
 from paceline.core.batching.pending import OWNER_SHARE as SHARE
-from paceline.core.batching.scheduler import Scheduler
-from paceline.core.batching.segment import Segment, SeqId
+from paceline.core.batching.scheduler import Scheduler, SchedulerOutput
+from tests.core.batching.loads import Load
 
 StepTime = Callable[[int], float]  # rows → seconds
 CPU: StepTime = lambda rows: 0.045 + 0.001 * rows  # noqa: E731  # a formula with a name
 GPU: StepTime = lambda rows: 0.008 + 1e-5 * max(0, rows - 128)  # noqa: E731
 
 
-class Load:
+class Limited(Load):
     """Owners that each continue so many answers, one row in each step, on a machine of this step time."""
 
     def __init__(self, time: StepTime, *, noise: Callable[[], float] = lambda: 1.0) -> None:
-        self.scheduler = Scheduler(512, 256)
+        super().__init__(Scheduler(512, 256))
         self.time, self.noise = time, noise
-        self.waiting: dict[int, tuple[str, int, int]] = {}  # by key: owner, sequence, rows that are left
         self.decodes: set[int] = set()  # keys of rows of answers
-        self.lengths: Counter[int] = Counter()
-        self.next_key = 0
 
-    def add(self, owner: str, seq: int, rows: int = 1, *, group: int | None = None, tree: bool = False) -> int:
-        self.next_key += 1
-        parents = (-1,) * rows if tree else None
-        segment = Segment(SeqId(seq), self.lengths[seq], tuple(range(rows)), parents, "all")
-        self.scheduler.add(self.next_key, segment, group=Group(seq if group is None else group, 0, owner=owner))
-        self.waiting[self.next_key] = owner, seq, rows
+    def add(self, owner: str, seq: int, rows: int = 1, **of: object) -> int:
+        key = super().add(owner, seq, rows, **of)  # type: ignore[arg-type]
         if rows == 1:
-            self.decodes.add(self.next_key)
-        self.lengths[seq] += rows
-        return self.next_key
+            self.decodes.add(key)
+        return key
 
     def answers(self, owner: str, number: int, first: int) -> None:
         """Continue those of these answers that are not waiting."""
@@ -49,26 +41,15 @@ class Load:
             if seq not in busy:
                 self.add(owner, seq)
 
-    def step(self) -> Counter[str]:
-        """Rows that each owner had."""
-        scheduled = self.scheduler.schedule()
-        self.scheduler.check()
-        assert scheduled is not None
+    def ran(self, scheduled: SchedulerOutput) -> None:
         oldest = {owner: key for key, (owner, _, _) in reversed(self.waiting.items()) if key in self.decodes}
         full = scheduled.batch.num_rows > 300 or len(scheduled.segments) > 200
         ran = {each.key for each in scheduled.segments}
         assert full or set(oldest.values()) <= ran, "the oldest of each owner runs"
-        had = Counter[str]()
-        for each in scheduled.segments:
-            owner, seq, rows = self.waiting.pop(each.key)
-            had[owner] += len(each.segment.tokens)
-            if not each.final:
-                self.waiting[each.key] = owner, seq, rows - len(each.segment.tokens)
         self.scheduler.took(self.time(scheduled.batch.num_rows) * self.noise())
-        return had
 
 
-def flooded(load: Load, steps: int, flood: int = 64) -> list[Counter[str]]:
+def flooded(load: Limited, steps: int, flood: int = 64) -> list[Counter[str]]:
     """One owner of one answer, then beside another's many."""
     for _ in range(10):
         load.answers("one", 1, 0)
@@ -82,7 +63,7 @@ def flooded(load: Load, steps: int, flood: int = 64) -> list[Counter[str]]:
 
 
 def test_one_with_many_answers_makes_no_gap_of_another_half_as_long_again() -> None:
-    had = flooded(Load(CPU), 400)
+    had = flooded(Limited(CPU), 400)
     gaps = [CPU(rows.total()) for rows in had]
     assert all(rows["one"] == 1 for rows in had)
     assert CPU(65) / CPU(1) > 2.3, "what it was without a limit"
@@ -92,23 +73,23 @@ def test_one_with_many_answers_makes_no_gap_of_another_half_as_long_again() -> N
 
 def test_gaps_stay_short_where_the_times_of_steps_vary() -> None:
     draw = Random(1)
-    had = flooded(Load(CPU, noise=lambda: draw.uniform(0.8, 1.25)), 1000)
+    had = flooded(Limited(CPU, noise=lambda: draw.uniform(0.8, 1.25)), 1000)
     gaps = sorted(CPU(rows.total()) for rows in had)
     assert gaps[950] <= 1.7 * CPU(1) and sum(gaps) <= 1.5 * CPU(1) * len(gaps)
 
 
 def test_rows_that_are_free_are_not_held_back() -> None:
-    had = flooded(Load(GPU), 3 * MEMORY)
+    had = flooded(Limited(GPU), 3 * MEMORY)
     held_back = [rows for rows in had if rows["many"] < 64]
     assert len(held_back) <= 20, "while the time of so many rows is unknown, doubling them from step to step"
     draw = Random(2)
-    noisy = flooded(Load(GPU, noise=lambda: draw.uniform(0.9, 1.1)), 3 * MEMORY)
+    noisy = flooded(Limited(GPU, noise=lambda: draw.uniform(0.9, 1.1)), 3 * MEMORY)
     assert sum(rows["many"] for rows in noisy) >= 0.95 * 64 * len(noisy)
 
 
 @pytest.mark.parametrize(("owners", "answers"), [(2, 8), (16, 4), (64, 1), (3, 60)])
 def test_owners_with_as_many_answers_each_are_not_limited(owners: int, answers: int) -> None:
-    load, held_back = Load(CPU), 0
+    load, held_back = Limited(CPU), 0
     for step in range(300):
         for owner in range(owners):
             load.answers(f"owner {owner}", answers, 1000 * owner)
@@ -117,14 +98,14 @@ def test_owners_with_as_many_answers_each_are_not_limited(owners: int, answers: 
 
 
 def test_an_owner_that_is_alone_has_all_its_rows_at_once_and_soon_after_another_has_gone() -> None:
-    load = Load(CPU)
+    load = Limited(CPU)
     flooded(load, 50)
     had = []
     for _ in range(STAYS + 2):
         load.answers("many", 64, 100)
         had.append(load.step()["many"])
     assert had[0] <= 22 and had[-1] == 64
-    alone = Load(CPU)
+    alone = Limited(CPU)
     for _ in range(5):
         alone.answers("many", 200, 0)
         assert alone.step() == {"many": 200}
@@ -164,8 +145,8 @@ def test_what_an_owner_adds_is_bounded_and_no_more_is_held_back_than_that_needs(
 def test_nothing_starves_beside_limits(
     arrivals: list[tuple[str, int, int, bool, int]], time: Callable[[int], float]
 ) -> None:
-    """`Load.step` asserts that each owner's oldest row of an answer runs; all else has run when nothing more comes."""
-    load = Load(time)
+    """`Limited.ran` asserts that an owner's oldest row of an answer runs; the rest has run in the end."""
+    load = Limited(time)
     for number, (owner, rows, branches, tree, pause) in enumerate(arrivals):
         for branch in range(branches):
             load.add(owner, 10 * number + branch, rows, group=number, tree=tree)
@@ -180,7 +161,7 @@ def test_nothing_starves_beside_limits(
 
 
 def test_branches_of_one_answer_run_together_where_they_may() -> None:
-    load = Load(CPU)
+    load = Limited(CPU)
     for _ in range(10):
         load.answers("one", 1, 0)
         load.step()
@@ -200,7 +181,7 @@ def test_branches_of_one_answer_run_together_where_they_may() -> None:
 
 
 def test_an_answer_with_more_branches_than_a_step_may_have_runs_in_several() -> None:
-    load = Load(CPU)
+    load = Limited(CPU)
     flooded(load, 60, flood=30)
     while load.waiting:
         load.step()
@@ -216,7 +197,7 @@ def test_an_answer_with_more_branches_than_a_step_may_have_runs_in_several() -> 
 
 def test_prompts_of_one_owner_beside_anothers_answer_add_no_more_than_its_answers_may() -> None:
     """Long prompts and short ones, and answers beside them: together they add half of a step."""
-    load = Load(CPU)
+    load = Limited(CPU)
     for _ in range(10):
         load.answers("one", 1, 0)
         load.step()

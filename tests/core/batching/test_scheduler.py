@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from paceline.core.batching.pending import Group, Memory
 from paceline.core.batching.scheduler import FAR, FAR_ROWS, Scheduler, SchedulerOutput, _shares
 from paceline.core.batching.segment import LogitsMode, Segment, SeqId
+from tests.core.batching.loads import Load
 
 BUDGET = 12
 QUANTUM = 3  # a quarter of the budget: longer chains are cut into chunks
@@ -263,48 +264,12 @@ def test_a_chain_that_others_wait_for_keeps_its_memory_though_it_has_no_rows_in_
 
 
 # ---- turns of owners in the scheduler's steps -----------------------------------------------------------------------
-PLACES = 4
-
-
-class Load:
-    """Sequences of owners, one pending segment each. `pending` is by key."""
-
-    def __init__(self, places: int = PLACES) -> None:
-        self.scheduler = Scheduler(BUDGET, places)
-        self.pending: dict[int, tuple[str, int]] = {}  # owner, rows that are left
-        self.lengths: Counter[int] = Counter()
-        self.busy: set[int] = set()
-        self.next_key = 0
-
-    def add(self, owner: str, seq: int, rows: int, *, tree: bool = False, criticality: float = 0.0) -> int:
-        self.next_key += 1
-        start = self.lengths[seq]
-        segment = Segment(SeqId(seq), start, tuple(range(rows)), (-1,) * rows if tree else None, "all")
-        self.scheduler.add(self.next_key, segment, group=Group(seq, 0, owner=owner, criticality=criticality))
-        self.pending[self.next_key] = owner, rows
-        self.lengths[seq] += rows
-        return self.next_key
-
-    def step(self) -> Counter[str]:
-        """Rows that each owner had in it."""
-        scheduled = self.scheduler.schedule()
-        self.scheduler.check()
-        rows = Counter[str]()
-        assert scheduled is not None
-        for piece in scheduled.segments:
-            owner, left = self.pending.pop(piece.key)
-            rows[owner] += len(piece.segment.tokens)
-            if not piece.final:
-                self.pending[piece.key] = owner, left - len(piece.segment.tokens)
-        return rows
-
-
 def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
-    load = Load()
+    load = Load(Scheduler(BUDGET, 4))
     for seq in range(100):
         load.add("many", seq, 1)
     last = load.add("one", 100, 1)
-    assert load.step() == {"many": 3, "one": 1} and last not in load.pending
+    assert load.step() == {"many": 3, "one": 1} and last not in load.waiting
     for _ in range(5):
         last = load.add("one", 100, 1)
         assert load.step()["one"] == 1, "and so on, from token to token"
@@ -316,9 +281,9 @@ def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
 )
 def test_owners_that_always_wait_have_equal_rows(owners: list[tuple[int, bool, int]], seed: int) -> None:
     """Owners of short segments, each with several pending at any time, whatever their sizes and numbers."""
-    random, load, had = Random(seed), Load(places=64), Counter[str]()
+    random, load, had = Random(seed), Load(Scheduler(BUDGET, 64)), Counter[str]()
     for _ in range(80):
-        counts = Counter(owner for owner, _ in load.pending.values())
+        counts = Counter(owner for owner, *_ in load.waiting.values())
         for number, (largest, tree, wanted) in enumerate(owners):
             owner = f"owner {number}"
             # More than a step holds, so that all owners have segments left after it.
@@ -350,41 +315,41 @@ def test_nothing_starves_however_the_owners_come(
 ) -> None:
     """A segment has run once every owner could have run all it had pending by then, a quantum a step; two where
     every second step is that of the most critical."""
-    load, deadline, step = Load(places), dict[int, int](), 0
+    load, deadline, step = Load(Scheduler(BUDGET, places)), dict[int, int](), 0
 
     def run() -> None:
         nonlocal step
         load.step()
         step += 1
         for key, until in list(deadline.items()):
-            if key not in load.pending:
+            if key not in load.waiting:
                 del deadline[key]
             else:
                 assert step <= until, "it waited for more than the rows of all that were there"
 
     for number, (owner, rows, tree, pause, criticality) in enumerate(arrivals):
         key = load.add(owner, number, rows, tree=tree, criticality=criticality)
-        own = sum(-(-left // QUANTUM) for other, left in load.pending.values() if other == owner)
-        most = max(left for _, left in load.pending.values())
+        own = sum(-(-left // QUANTUM) for other, _, left in load.waiting.values() if other == owner)
+        most = max(left for *_, left in load.waiting.values())
         deadline[key] = step + 6 * (own + 1) * (-(-max(most, 30) // QUANTUM) + 1)
         for _ in range(pause):
-            if load.pending:
+            if load.waiting:
                 run()
-    while load.pending:
+    while load.waiting:
         run()
 
 
 @pytest.mark.parametrize("rows", [1, 30], ids=["decodes", "prompts"])
 def test_of_an_owner_s_own_what_a_workflow_waits_for_goes_first_every_second_step(rows: int) -> None:
     """The other step stays with the oldest, so that answers without a workflow never stand still."""
-    load = Load()
+    load = Load(Scheduler(BUDGET, 4))
     for seq in range(20):
         load.add("one", seq, rows)
     later, latest = (load.add("one", 100 + step, rows, criticality=seconds) for step, seconds in ((0, 2.0), (1, 8.0)))
     other = load.add("two", 200, rows)
 
     def left(key: int) -> int:
-        return load.pending.get(key, ("", 0))[1]
+        return load.waiting.get(key, ("", 0, 0))[2]
 
     load.step()
     assert left(latest) < rows

@@ -20,7 +20,7 @@ from paceline.wire.messages import Drafts
 from paceline.wire.payloads import FOLLOWS, YOURS, EncodedNodes, pack_nodes, unpack_nodes
 from tests.strategies.cases import VOCAB, path
 
-untimed = settings(deadline=None, max_examples=40)
+untimed = settings(deadline=None, max_examples=20)
 TOKENS = (65, 66, 67, 68)
 RULES: list[AggregatorName] = ["mixture", "coin", "paper"]
 
@@ -140,7 +140,7 @@ def test_what_arrives_is_right_in_any_order_of_loss(name: AggregatorName, chance
 @pytest.mark.parametrize("name", RULES)
 def test_on_a_link_that_loses_nothing_all_arrives(name: AggregatorName) -> None:
     total = 0
-    for seed in range(8):
+    for seed in range(4):
         pair = Pair(name, random.Random(seed))
         for _ in range(25):
             pair.grow()
@@ -157,7 +157,7 @@ def test_on_a_link_that_loses_nothing_all_arrives(name: AggregatorName) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_what_was_lost_comes_with_all_that_is_alive(name: AggregatorName) -> None:
-    for seed in range(10):
+    for seed in range(6):
         pair = Pair(name, random.Random(seed))
         for _ in range(4):
             pair.grow()

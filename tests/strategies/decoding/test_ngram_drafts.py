@@ -40,7 +40,7 @@ from tests.strategies.cases import (
     two,
 )
 
-HEATS = (0.1, 0.0, 1.0, 0.0, 0.7)
+HEATS = (0.1, 0.0, 1.0)
 DIST = two(65, 66, 0.6)
 
 
