@@ -282,7 +282,7 @@ def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
 def test_owners_that_always_wait_have_equal_rows(owners: list[tuple[int, bool, int]], seed: int) -> None:
     """Owners of short segments, each with several pending at any time, whatever their sizes and numbers."""
     random, load, had = Random(seed), Load(Scheduler(BUDGET, 64)), Counter[str]()
-    for _ in range(80):
+    for _ in range(50):
         counts = Counter(owner for owner, *_ in load.waiting.values())
         for number, (largest, tree, wanted) in enumerate(owners):
             owner = f"owner {number}"
