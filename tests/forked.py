@@ -21,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -191,6 +192,7 @@ def _become(told: dict[str, Any], streams: Sequence[int]) -> Sequence[str]:
     os.chdir(told["cwd"])
     os.environ.clear()
     os.environ.update(told["env"])
+    tempfile.tempdir = None  # found anew, from its own TMPDIR
     for output in (sys.stdout, sys.stderr):
         output.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a text stream of the interpreter's own
     return list(told["arguments"])

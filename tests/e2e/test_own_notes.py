@@ -79,6 +79,11 @@ def test_where_no_document_answers_it_says_so_and_cites_none(pair: Pair, side: S
     assert NOTHING in text and report["citations"] == []
 
 
+def test_a_refusal_after_further_searches_cites_none(pair: Pair) -> None:
+    text, report = asked(pair, "device", "Who invented the steam engine?", strategy="aggregate", search_every=8)
+    assert NOTHING in text and report["stats"]["searches"] > 1 and report["citations"] == []
+
+
 @pytest.mark.parametrize("side", ["device", "cloud"])
 def test_a_greeting_is_answered_with_what_it_can_and_cites_none(pair: Pair, side: Side) -> None:
     text, report = asked(pair, side, "Hello!")

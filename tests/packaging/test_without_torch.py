@@ -92,7 +92,7 @@ def test_every_module_but_those_that_compute_on_it_is_imported() -> None:
 
 def test_a_start_imports_nothing_large_that_only_some_requests_need() -> None:
     """Each takes as long as ten modules of ours, or as much memory."""
-    programs = "commands.main", "device_agent.program", "engine.tokenizer", "engine.llama_cpp.engine"
+    programs = "commands.main", "device_agent.program", "server.program", "engine.tokenizer", "engine.llama_cpp.engine"
     imports = "; ".join(f"import paceline.{program}" for program in programs)
     code = f"import sys; {imports}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -208,6 +208,7 @@ class Honest:
     ) -> None:
         self._stop.set()
         self._thread.join(WAIT)
+        assert kind is not None or not self._thread.is_alive(), "its stream hangs"
 
     def _run(self) -> None:
         body = {**BODY, **NO_END, "max_tokens": self.tokens, "seed": 5, "stream": True, **self.more}

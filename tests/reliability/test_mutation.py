@@ -42,6 +42,8 @@ def test_sequences_are_those_of_their_seed_and_vary() -> None:
         mutator = Mutator(random.Random(seed), vocab_size=VOCAB)
         return [mutator.sequence(Aim(session=2), faulty=number % 2 == 0) for number in range(200)]
 
+    mutator = Mutator(random.Random(3), vocab_size=VOCAB)
+    assert not any(is_legal(mutator.fault(kind, Aim(session=2)), VOCAB) for kind in KINDS)
     first = drawn(1)
     assert first == drawn(1) != drawn(2)
     assert [is_legal(frames[-1], VOCAB) for frames in first] == [number % 2 == 1 for number in range(200)]

@@ -21,6 +21,7 @@ import pytest
 
 from lab.baselines.dragon import Shape, shaped
 from paceline.core.side import SIDES, Side
+from tests.depth import DEPTH
 from tests.e2e.pair import QUESTION, Pair
 from tests.reliability.conftest import Figure
 from tests.reliability.honest import SCHEMA, STRICT, client_of
@@ -102,6 +103,8 @@ async def said(http: httpx.AsyncClient, asked: Mapping[str, object], *, stream: 
     assert answer.status_code == 200, (asked, parts)
     degraded = [part["paceline"].get("degraded") for part in parts if part.get("paceline")]
     assert degraded and not any(degraded), parts[-1]
+    ran = {part["paceline"].get("strategy") for part in parts if part.get("paceline")} - {None}
+    assert asked["paceline"]["strategy"] in ("auto", *ran), "no other way took its place"  # type: ignore[index]
     for told in itertools.chain.from_iterable(part["choices"] for part in parts):
         choice = choices[told["index"]]
         choice["text"] += told["delta" if stream else "message"].get("content") or ""
@@ -144,17 +147,17 @@ async def resumed(http: httpx.AsyncClient, body: Mapping[str, object], after: in
 async def test_an_answer_is_the_same_however_it_is_computed(
     pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
 ) -> None:
-    """In the short run each way has half of the forms, and is streamed and whole in turn."""
-    nightly = bool(size(0, 1))
+    """In the short run each form is written in half of the ways, drawn for it, which stream or answer whole in turn."""
+    nightly = bool(size(0, 1)) or DEPTH > 1
     compared = schemas = 0
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def compare(turn: int, whose: str, feature: str, asked: Mapping[str, object]) -> None:
+    async def compare(whose: str, feature: str, asked: Mapping[str, object]) -> None:
         nonlocal compared, schemas
         possible = [(side, way) for side, way in ways()[whose] if can(whose, side, feature)]
-        chosen = possible if nightly else [*possible[:1], *possible[1 + turn % 2 :: 2]]
+        others = possible[1:] if nightly else rng.sample(possible[1:], len(possible) // 2)
         expected: list[Any] | None = None
-        for number, (side, way) in enumerate(chosen):
+        for number, (side, way) in enumerate([*possible[:1], *others]):
             for stream in (False, True) if nightly else (bool(number % 2),):
                 async with gate:
                     found = await said(clients[side], {**asked, "paceline": {**way, "report": True}}, stream=stream)
@@ -171,20 +174,23 @@ async def test_an_answer_is_the_same_however_it_is_computed(
             whole = (await clients[side].post("/v1/responses", json={**asked, "paceline": way})).json()
             text = "".join(part["text"] for item in whole["output"] for part in item.get("content") or ())
             assert await resumed(clients[side], {**asked, "paceline": way}, rng.randrange(12)) == text != ""
+            proof = (await clients[side].post(f"/v1/responses/{whole['id']}/verify")).json()
+        assert proof["differing"] == proof["not_provable"] == [] and proof["proven"] == proof["tokens"] > 0
+        assert proof["asked_again"] == (proof["tokens"] if side == "cloud" and way is mixed else 0)
         compared += 1
 
+    mixed: Way = {"strategy": "aggregate", **shaped("none", aggregator="mixture")}
     forms = list(itertools.product(SAMPLINGS, FEATURES)) if nightly else SHORT
     async with client_of(pair.url("cloud")) as cloud, client_of(pair.url("device")) as device:
         clients: Mapping[Side, httpx.AsyncClient] = {"cloud": cloud, "device": device}
         async with asyncio.TaskGroup() as tasks:
-            for number, (turn, (sampling, feature)) in itertools.product(range(size(1, 20)), enumerate(forms)):
+            for number, (sampling, feature) in itertools.product(range(size(1, 20)), forms):
                 messages = [{"role": "user", "content": f"{QUESTION} {sampling} {number}"}]
                 asked = {"model": "fake", "seed": number + 1, "messages": messages}
                 for whose in ways():
                     form = {**asked, **SAMPLINGS[sampling], **FEATURES[feature]}
-                    tasks.create_task(compare(turn, whose, feature, form))
+                    tasks.create_task(compare(whose, feature, form))
             # /v1/responses has no seed, and with `coin` it decides whose token it is, greedy or not.
-            mixed = {"strategy": "aggregate", **shaped("none", aggregator="mixture")}
             for number, side in itertools.product(range(size(1, 20)), SIDES):
                 greedy = {"model": "fake", "input": f"{QUESTION} {number}", "max_output_tokens": 32, "temperature": 0}
                 for way in ({"privacy": "local-only"}, mixed):

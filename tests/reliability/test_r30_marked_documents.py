@@ -103,6 +103,7 @@ def test_no_mark_leaves_the_device_at_any_level(
                 report, found = answer.json()["paceline"], marked.found(answer.content)
                 assert not found or side == "device", "citations of one's own documents"
                 counts["chats"] += 1
+                counts[report["strategy"]] += 1
                 counts[f"cited at the {side}, {level}"] += bool(found)
                 if level == "answer-private":
                     assert (report["strategy"], report["degraded"]) == (WAYS[level][number % 2], None)
@@ -122,6 +123,7 @@ def test_no_mark_leaves_the_device_at_any_level(
                 dists = sum(len(message.dists) for message in session if isinstance(message, Drafts))
                 assert dists == 0, "no distribution goes up"
     assert all(counts[f"cited at the device, {level}"] for level in LEVELS), "their owner is shown them"
+    assert all(counts[strategy] for ways in WAYS.values() for strategy in ways), "every way was gone"
     leaks = [frame for frame in marked.tap.everything if marked.found(frame)]
     assert not leaks, leaks[:3]
     assert len(marked.tap.up) > counts["chats"]
@@ -133,6 +135,9 @@ def test_no_mark_is_in_logs_metrics_temporary_files_or_the_cloud_s_state(marked:
     for number in range(4):
         assert marked.chat("device", "document-private", "aggregate", number).status_code == 200
         assert marked.chat("cloud", "document-private", "aggregate", number).status_code == 200
+        kept = {"model": "fake", "input": QUESTION.format(number), "paceline": {"strategy": "aggregate"}}
+        stored = httpx.post(f"{marked.pair.url('cloud')}/v1/responses", json=kept, timeout=60, trust_env=False)
+        assert stored.status_code == 200, stored.text
     pages = [
         httpx.get(f"{marked.pair.url(side)}{path}", timeout=60, trust_env=False).content
         for side in ("cloud", "device")

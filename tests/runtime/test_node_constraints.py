@@ -14,13 +14,14 @@ from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams, T
 from paceline.engine.fake import EOS
 from paceline.errors import RequestError
 from paceline.runtime.service import GenerationResult, TextDelta
+from paceline.strategies.registry import STRATEGIES
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
 ENDS_SOON = SamplingParams(temperature=1.0, seed=5, logit_bias={EOS: 20.0})
-WAYS = ("lookup_tree", "draft_verify", "aggregate")  # one side, drafts for the other, both; all: `test_constraints`
+WAYS = ("lookup_tree", "draft_verify", "aggregate")  # one side, drafts for the other, both
 YES = changed(REQUEST, constraint=Constraint("json_schema", '{"enum": ["yes", "no"]}'))
 
 
@@ -93,7 +94,7 @@ async def test_logprobs_are_those_of_the_allowed_tokens() -> None:
 
 
 # ---- where an answer ends -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("strategy", WAYS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_a_stop_token_ends_the_text_before_it_whichever_strategy_writes(strategy: str) -> None:
     async with nodes() as (bench, _):
         for node in (bench.cloud, bench.device):

@@ -42,14 +42,15 @@ ASKED: Final = a_request(
     sampling=SamplingParams(temperature=1.0, seed=5),
     max_tokens=12,
 )
+# Every second one is written by every second way, so that `greedy` and `penalties`, of two models, go by all ways.
 FORMS: Final[Mapping[str, Mapping[str, Any]]] = {
     "greedy": {"sampling": SamplingParams(temperature=0.0)},
-    "filtered": {"sampling": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01)},
     "penalties": {
         "sampling": SamplingParams(
             temperature=0.9, presence_penalty=0.7, frequency_penalty=0.4, repetition_penalty=1.2, logit_bias={101: 2.0}
         )
     },
+    "filtered": {"sampling": SamplingParams(temperature=0.8, top_p=0.9, top_k=40, min_p=0.01)},
     "stop strings": {"sampling": SamplingParams(temperature=1.0), "stop": ("a", "th", "e ")},
     "a form": {"sampling": SamplingParams(temperature=1.0), "constraint": Constraint("regex", "[a-m ]{3,12}[.!]")},
     "in stretches": {"sampling": SamplingParams(temperature=1.0), "options": {"search_every": 8}},

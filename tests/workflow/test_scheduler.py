@@ -150,7 +150,7 @@ def test_small_graphs_end_within_5_percent_of_the_best_schedule_on_average() -> 
         taken = simulate(stages, pool, profiles).now
         ratios.append(taken / shortest(stages, pool, profiles, taken + 1e-6))
     assert min(ratios) >= 1.0 - 1e-5
-    assert statistics.fmean(ratios) <= 1.05 and max(ratios) <= 1.3
+    assert statistics.fmean(ratios) <= 1.045 and max(ratios) <= 1.28, "as it is: wrong ties and ranks are worse"
 
 
 def test_a_busy_unit_that_ends_work_sooner_is_waited_for_and_idle_ones_help_where_that_is_sooner() -> None:

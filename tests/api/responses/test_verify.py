@@ -148,6 +148,8 @@ def test_another_key_is_told_nothing(shared: tuple[httpx.Client, Path]) -> None:
     stranger = {"authorization": "Bearer pace-two"}
     other = client.post(f"/v1/responses/{response}/verify", headers=stranger)
     followed = client.get(f"/v1/responses/{response}?stream=true", headers=stranger)
+    for verb in ("GET", "DELETE"):
+        assert client.request(verb, f"/v1/responses/{response}", headers=stranger).status_code == 404
     unknown = client.post("/v1/responses/resp_none/verify")
     assert other.status_code == followed.status_code == unknown.status_code == 404
     assert by_command(client, response, "--key", "pace-two").exit_code == 1

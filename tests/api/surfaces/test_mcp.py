@@ -48,7 +48,7 @@ def called(url: str, key: str, *calls: tuple[str, dict[str, Any]], mode: str = "
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_a_passage_is_found_and_read_with_what_stands_around_it(url: str, mode: str) -> None:
+def test_a_passage_is_found_and_read(url: str, mode: str) -> None:
     (found,) = called(url, "ann", ("search", {"query": "red boat"}), mode=mode)
     (one,) = found.structured_content["results"]
     assert (one["title"], one["text"], one["url"]) == ("own.txt", OWN, f"{url}/passage?id={one['id']}")

@@ -164,3 +164,16 @@ def test_no_other_number_opens_anything(url: str) -> None:
     with client_of(url, "ann") as http:
         for number in ("0", "-1", "x", "9" * 18, "9" * 40, "%00", "1%20OR%201"):
             assert http.get(f"/v1/passages/{number}").status_code in (400, 404), number
+
+
+def test_a_passage_opens_between_its_neighbours(url: str, ann: openai.OpenAI) -> None:
+    text = "".join(f"The boat number {n} of Ann lies at the pier number {n}. " for n in range(120))
+    file = ann.files.create(file=("boats.txt", text.encode()), purpose="assistants")
+    store = ann.vector_stores.create(file_ids=[file.id])
+    ann.vector_stores.files.poll(file.id, vector_store_id=store.id, poll_interval_ms=POLL)
+    with client_of(url, "ann") as http:
+        shown = [http.get(f"/v1/passages/{number}").json() for number in range(1, 60)]
+    one = [each for each in shown if each.get("document") == "boats.txt"][3]
+    assert len(one["before"]) == len(one["after"]) == 2
+    places = [text.index(part[:60]) for part in (*one["before"], one["text"], *one["after"])]
+    assert places == sorted({*places})

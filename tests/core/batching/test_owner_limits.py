@@ -148,7 +148,8 @@ def test_what_an_owner_adds_is_bounded_and_no_more_is_held_back_than_that_needs(
 def test_nothing_starves_beside_limits(
     arrivals: list[tuple[str, int, int, bool, int]], time: Callable[[int], float]
 ) -> None:
-    """`Limited.ran` asserts that an owner's oldest row of an answer never waits for a younger; all run in the end."""
+    """`Limited.ran` asserts that an owner's oldest row of an answer runs, or what it asked for before. In the
+    end all run."""
     load = Limited(time)
     for number, (owner, rows, branches, tree, pause) in enumerate(arrivals):
         for branch in range(branches):

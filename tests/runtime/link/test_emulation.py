@@ -91,7 +91,8 @@ async def test_messages_and_the_close_are_delayed_in_order() -> None:
         assert wire.sent == []
         await transport.close(4000, "bye")
     assert wire.sent == [b"x" * 100, b"y" * 50] and wire.said_goodbye == (4000, "bye")
-    assert isinstance([other.incoming.get_nowait() for _ in range(3)][-1], TransportClosed), "behind them"
+    *_, last = (other.incoming.get_nowait() for _ in range(3))
+    assert isinstance(last, TransportClosed), "behind them"
 
 
 @pytest.mark.anyio
