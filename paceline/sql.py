@@ -78,10 +78,10 @@ class StorePlace(Protocol):
         """As error messages name it."""
 
     def connect(self) -> SqlConnection:
-        """Raises what `explained` explains, and ConfigError."""
+        """Raises what `explained` explains, and ConfigError, of which StorageError is one."""
 
     def explained(self) -> AbstractContextManager[None]:
-        """Raise the database's errors, and those of its files, as StorageError with advice."""
+        """Raise the database's errors as StorageError with advice."""
 
     def changes(self) -> AbstractContextManager[Changes]:
         """What tells that the store may have changed. One thread at a time may call it."""
@@ -175,12 +175,18 @@ def connect(file: Path | None) -> SqliteConnection:
     """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it. None: to a
     database in memory.
 
-    Raises sqlite3.Error, OSError, and ConfigError for a folder where others could exchange it (see `private_folder`),
-    and when another program keeps the file busy.
+    Raises sqlite3.Error, StorageError where the file cannot be made, and ConfigError for a folder where others could
+    exchange it (see `private_folder`), and when another program keeps the file busy.
     """
     if file is not None:
-        private_folder(file.parent)
-        _make_private(file)
+        try:
+            private_folder(file.parent)
+            _make_private(file)
+        except OSError as error:
+            advice = "Check the folder, or choose another."
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                advice = "Allow more open files (`ulimit -n`)."
+            raise StorageError(f"{file} cannot be used: {error}. {advice}", full=is_full(error)) from error
     connection = sqlite3.connect(
         ":memory:" if file is None else file,
         timeout=BUSY_S,
@@ -329,15 +335,9 @@ def place_in(state: Path | Home, store: str, kind: str) -> StorePlace:
 
 @contextmanager
 def speaking(file: object, kind: str) -> Iterator[None]:
-    """Raise SQLite's errors, and the system's, as StorageError with advice. `kind`: what the file should be, such as "a
-    token log"."""
+    """Raise SQLite's errors as StorageError with advice. `kind`: what the file should be, such as "a token log"."""
     try:
         yield
-    except OSError as error:
-        advice = "Check the folder, or choose another."
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            advice = "Allow more open files (`ulimit -n`)."
-        raise StorageError(f"{file} cannot be used: {error}. {advice}", full=is_full(error)) from error
     except sqlite3.IntegrityError as error:
         raise DuplicateRow(f"{file}: {error}.") from error
     except sqlite3.Error as error:

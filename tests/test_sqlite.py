@@ -132,9 +132,6 @@ def test_a_file_that_cannot_be_opened_for_want_of_descriptors_is_a_fault_of_the_
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", refused)
-        with (
-            pytest.raises(StorageError, match=r"numbers\.sqlite cannot be used: .*Allow more open files"),
-            place.explained(),
-        ):
+        with pytest.raises(StorageError, match=r"numbers\.sqlite cannot be used: .*Allow more open files"):
             place.connect()
     place.connect().close()

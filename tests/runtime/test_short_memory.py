@@ -54,7 +54,7 @@ def world(fronts: list[Side], network: Network, short: Collection[Side] = SIDES)
 @cache
 def text(number: int) -> list[int]:
     """Wherever its client is, and however many others there are."""
-    return oracle.mixed(engines(()), BRANCHES, sampling(number), MAX_TOKENS, EOS)
+    return oracle.REFERENCES["mixture"](engines(()), BRANCHES, sampling(number), MAX_TOKENS, EOS)
 
 
 @pytest.mark.parametrize(("count", "network"), [(2, FAR), (6, NEAR), pytest.param(6, FAR, marks=SLOW)])

@@ -132,7 +132,7 @@ def test_requests_of_several_devices_share_the_engine_of_the_cloud() -> None:
         largest = max(largest, world.hosts["cloud"].steps.last.sequences)
 
     world.run(watch)
-    joint = oracle.mixed(engines(), BRANCHES, SAMPLINGS["greedy"], MAX_TOKENS, EOS)
+    joint = oracle.REFERENCES["mixture"](engines(), BRANCHES, SAMPLINGS["greedy"], MAX_TOKENS, EOS)
     assert [answer.tokens for answer in world.answers] == [joint, joint, alone("cloud"), alone("device")]
     assert largest > len(BRANCHES["cloud"]), "nothing was batched across requests"
     pairs = {(sent.sender, sent.receiver) for sent in world.messages}
@@ -149,7 +149,7 @@ def test_a_cut_between_two_hosts_leaves_the_others_linked() -> None:
 
     world.run(cut)
     phone, laptop = world.answers
-    assert phone.tokens == oracle.mixed(engines(), BRANCHES, SAMPLINGS["greedy"], MAX_TOKENS, EOS)
+    assert phone.tokens == oracle.REFERENCES["mixture"](engines(), BRANCHES, SAMPLINGS["greedy"], MAX_TOKENS, EOS)
     assert laptop.tokens == alone("device")
 
 

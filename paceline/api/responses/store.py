@@ -358,7 +358,10 @@ class EventStore:
 
     def _hold(self, file: Path) -> None:
         """Find out whether another process has the log open, and hold the lock that shows it this one."""
-        self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be used: {error}. Check the folder, or choose another.") from error
         if not lock(self._lock, alone=True):
             self.alone = False
             _log.warning(
