@@ -107,7 +107,7 @@ def test_another_user_s_id_is_answered_as_one_that_never_was(
     before = [user.snapshot(paths) for user in users]
     tried = 0
     pairs = list(itertools.permutations(users, 2))
-    for owner, stranger in rng.sample(pairs, size(2, len(pairs))):
+    for owner, stranger in rng.sample(pairs, size(4, len(pairs))):
         for path in paths:
             wholly = owner.ids
             # A file or batch of another's in a store of one's own.
