@@ -3,8 +3,9 @@
  *
  * Numbers are float32, bfloat16 or float16, sums float32. A linear reads a weight once where it lies, such as in a
  * mapped file, and converts it in registers. Attention reads K and V through block tables, as `tile_plan.py` lays them
- * out, with the softmax on the way (FlashAttention, Dao et al. 2022). Every sum has one order, whichever rows are
- * computed with it: a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose
+ * out, with the softmax on the way (FlashAttention, Dao et al. 2022), from one multiple of 256 columns to the next, so
+ * that threads may share a long sequence. Every sum has one order, whichever rows are computed with it and whoever
+ * computes it: a row has the same bits in every batch. Threads are those of the caller's OpenMP, whose
  * `GOMP_parallel` is given, so that no second team waits for the same cores. They go through a list of tasks together:
  * each takes the next part until none is left, then waits for those that others compute, but not for others that
  * compute none: on a busy machine a thread that sleeps holds up a task only if it fell asleep in it. Needs x86-64 with
@@ -27,7 +28,8 @@ enum { OUTPUTS = 4, TILE = 16 };  /* outputs of a product's inner loop, and thos
 enum { KEPT = 1 << 16 };          /* numbers of rows that stay in a core's second cache, beside a tile's weights */
 enum { WIDENED = 1 << 15 };       /* numbers of weights that are converted once for all rows, if these are many */
 enum { LINES = 32, COLUMNS = 32 }; /* of attention at a time: rows, once for each head of theirs; cached rows */
-enum { CHUNK = 256 };             /* columns that are attended to by themselves before they join those before them */
+enum { CHUNK = 256 };             /* columns between two multiples of it have a softmax of their own, then join */
+enum { MOST_ROOM = 1 << 26 };     /* numbers of chunks that wait to join: 256 MiB */
 enum { DIMS = 256 };              /* of a head at most */
 enum { ALONE = 1 << 15, FEW = 1 << 18 }; /* numbers, and products, that are not worth a second thread */
 enum { GATES = 1 << 10 };                /* that a thread takes at a time */
@@ -97,13 +99,23 @@ typedef struct {
     long items_count, heads, kv_heads, key_dim, value_dim, block, window; /* window 0: none */
     float scale, softcap;                                                  /* softcap 0: none */
     int format;
-    long chunks; /* of the longest item, if threads divide items by them; else 1 */
-    float *room; /* then of each chunk of each head of K and V: its lines' `mixed`, `best` and `total` */
-    long lines, wide; /* room for so many, of so many numbers */
+    long chunks;      /* of the longest item, where threads divide items by them; else 1 */
+    long lines, wide; /* then of the highest item, and numbers of a line, padded */
+    float *room;      /* (items, kv heads, chunks, lines): what a line has mixed, `best` and `total` */
 } Attention;
 
 /* Lines of an item: its rows, once for each of the heads that share a head of K and V. */
 static long lines_of(const Attention *t, const int32_t *item) { return item[NUM_ROWS] * (t->heads / t->kv_heads); }
+
+/* A multiple of COLUMNS, before which no row of the item sees anything. */
+static long first_column(const Attention *t, const int32_t *item) {
+    const long first = t->window ? (item[LEAST] - t->window + 1) / COLUMNS * COLUMNS : 0;
+    return first > item[BEGIN] ? first : item[BEGIN];
+}
+
+static float *room_of(const Attention *t, long head, long chunk, long line) {
+    return t->room + ((head * t->chunks + chunk) * t->lines + line) * (t->wide + 2);
+}
 
 enum { LINEAR, NORM, TURN, GATE, PLACE, ATTEND, JOIN_CHUNKS };
 
@@ -229,22 +241,23 @@ static Task *attend_of(Task *t, Attention attention) {
     return t;
 }
 
-/* Divide items by their columns, too, where one of them would hold up the threads. The sums are the same. Returns what
- * is to be freed. */
+/* Divide items by their columns, too, where one would hold up the threads; no bit depends on it. Returns what is to be
+ * freed. */
 static void *divide(Attention *t, unsigned threads) {
-    const long wide = (t->value_dim + 15) / 16 * 16;
-    long longest = 0, all = 0, lines = 0;
+    long longest = 0, all = 0, end = 0;
+    t->lines = 0, t->wide = (t->value_dim + 15) / 16 * 16;
     for (const int32_t *item = t->items; item < t->items + t->items_count * FIELDS; item += FIELDS) {
-        const long found = lines_of(t, item), end = item[END];
-        all += end * t->kv_heads;
-        if (found > LINES) continue; /* left whole: there are more of its kind */
-        longest = end > longest ? end : longest, lines = found > lines ? found : lines;
+        const long columns = item[END] - first_column(t, item), lines = lines_of(t, item);
+        all += columns * t->kv_heads;
+        longest = columns > longest ? columns : longest, end = item[END] > end ? item[END] : end;
+        t->lines = lines > t->lines ? lines : t->lines;
     }
     t->chunks = 1;
     if (threads < 2 || longest <= CHUNK || 2 * (long)threads * longest <= all) return NULL;
-    const long chunks = (longest + CHUNK - 1) / CHUNK;
-    t->room = malloc(sizeof(float) * t->items_count * t->kv_heads * chunks * lines * (wide + 2));
-    if (t->room != NULL) t->chunks = chunks, t->lines = lines, t->wide = wide;
+    const long chunks = (end + CHUNK - 1) / CHUNK;
+    const double numbers = (double)t->items_count * t->kv_heads * chunks * t->lines * (t->wide + 2);
+    t->room = numbers > MOST_ROOM ? NULL : malloc(sizeof(float) * (size_t)numbers);
+    if (t->room != NULL) t->chunks = chunks;
     return t->room;
 }
 
@@ -807,7 +820,7 @@ ONCE void OF(weigh)(const Attention *t, OF(Tile) * tile, long line, long dim, ui
     float each[LANES], best = tile->best[line], total;
     MM(storeu_ps)(each, most);
     for (int i = 0; i < LANES; i++) best = each[i] > best ? each[i] : best;
-    const VECTOR from = MM(set1_ps)(best);
+    const VECTOR from = MM(set1_ps)(best == -INFINITY ? 0.0f : best); /* weights of 0, and not of what is no number */
     VECTOR sum = MM(setzero_ps)();
     for (long i = 0; i < COLUMNS; i += LANES) {
         const VECTOR weight = OF(exp2)(MM(sub_ps)(MM(loadu_ps)(scores + i), from));
@@ -900,14 +913,13 @@ ONCE void OF(begin_lines)(const Attention *t, OF(Tile) * tile, long lines) {
 ONCE void OF(join)(const Attention *t, OF(Tile) * tile, long line, const float *mixed, float best, float total) {
     if (total == 0.0f) return; /* it sees none of it */
     const float before = tile->joined_best[line], after = best > before ? best : before;
-    const VECTOR decay = OF(exp2)(MM(set1_ps)(before - after)), share = OF(exp2)(MM(set1_ps)(best - after));
-    float less[LANES], part[LANES], *joined = tile->joined[line];
-    MM(storeu_ps)(less, before == after ? MM(set1_ps)(1.0f) : decay), MM(storeu_ps)(part, share);
+    const VECTOR less = OF(exp2)(MM(set1_ps)(before - after)), share = OF(exp2)(MM(set1_ps)(best - after));
+    float *joined = tile->joined[line];
     for (long d = 0; d < t->value_dim; d += LANES) {
-        const VECTOR kept = MM(mul_ps)(MM(loadu_ps)(joined + d), MM(set1_ps)(less[0]));
-        MM(storeu_ps)(joined + d, MM(fmadd_ps)(MM(loadu_ps)(mixed + d), MM(set1_ps)(part[0]), kept));
+        const VECTOR kept = MM(mul_ps)(MM(loadu_ps)(joined + d), less);
+        MM(storeu_ps)(joined + d, MM(fmadd_ps)(MM(loadu_ps)(mixed + d), share, kept));
     }
-    tile->joined_total[line] = tile->joined_total[line] * less[0] + total * part[0];
+    tile->joined_total[line] = fmaf(total, MM(cvtss_f32)(share), tile->joined_total[line] * MM(cvtss_f32)(less));
     tile->joined_best[line] = after;
 }
 
@@ -935,61 +947,60 @@ INLINE void OF(store_lines)(const Attention *t, int format, const OF(Tile) * til
     }
 }
 
-INLINE float *OF(room_of)(const Attention *t, long head, long chunk) {
-    return t->room + (head * t->chunks + chunk) * t->lines * (t->wide + 2);
-}
-
-/* A head of K and V of an item, or a chunk of it. */
-INLINE void OF(attend_head)(const Attention *t, int format, OF(Tile) * tile, long head, long only) {
+/* A head of K and V of an item, or one chunk of it. */
+INLINE void OF(attend_head)(const Attention *t, int format, OF(Tile) * tile, long head, long chunk) {
     const int32_t *item = t->items + head / t->kv_heads * FIELDS;
     const long kv_head = head % t->kv_heads, all = lines_of(t, item);
-    long least = item[BEGIN], end = item[END];
-    if (t->window && item[LEAST] - t->window + 1 > least) least = (item[LEAST] - t->window + 1) / COLUMNS * COLUMNS;
-    if (t->chunks > 1 && all <= LINES) {
-        const long begin = only * CHUNK > least ? only * CHUNK : least;
-        end = end < (only + 1) * CHUNK ? end : (only + 1) * CHUNK;
-        OF(load_lines)(t, format, tile, item, kv_head, 0, all);
-        OF(attend_chunk)(t, format, tile, item, kv_head, 0, all, begin, end);
-        float *mixed = OF(room_of)(t, head, only), *best = mixed + all * t->wide;
-        for (long i = 0; i < all; i++) {
-            memcpy(mixed + i * t->wide, tile->mixed[i], sizeof(float) * OF(padded)(t->value_dim));
-            best[2 * i] = tile->best[i], best[2 * i + 1] = tile->total[i];
+    const int is_divided = t->chunks > 1;
+    long first = first_column(t, item), end = item[END];
+    if (is_divided) {
+        first = first > chunk * CHUNK ? first : chunk * CHUNK;
+        end = end < (chunk + 1) * CHUNK ? end : (chunk + 1) * CHUNK;
+        if (first >= end) return; /* nor does `join_chunks` look there */
+    }
+    memset(&tile->scores, 0, sizeof tile->scores);
+    for (long line = 0; line < all; line += LINES) {
+        const long lines = all - line < LINES ? all - line : LINES;
+        OF(load_lines)(t, format, tile, item, kv_head, line, lines);
+        OF(begin_lines)(t, tile, lines);
+        for (long begin = first, next; begin < end; begin = next) {
+            next = (begin / CHUNK + 1) * CHUNK;
+            OF(attend_chunk)(t, format, tile, item, kv_head, line, lines, begin, next < end ? next : end);
+            for (long i = 0; i < lines; i++)
+                if (is_divided) {
+                    float *room = room_of(t, head, chunk, line + i);
+                    memcpy(room, tile->mixed[i], sizeof(float) * OF(padded)(t->value_dim));
+                    room[t->wide] = tile->best[i], room[t->wide + 1] = tile->total[i];
+                } else
+                    OF(join)(t, tile, i, tile->mixed[i], tile->best[i], tile->total[i]);
         }
-    } else if (only == 0)
-        for (long line = 0; line < all; line += LINES) {
-            const long lines = all - line < LINES ? all - line : LINES;
-            OF(load_lines)(t, format, tile, item, kv_head, line, lines);
-            OF(begin_lines)(t, tile, lines);
-            for (long begin = least, next; begin < end; begin = next) {
-                next = (begin / CHUNK + 1) * CHUNK;
-                OF(attend_chunk)(t, format, tile, item, kv_head, line, lines, begin, next < end ? next : end);
-                for (long i = 0; i < lines; i++) OF(join)(t, tile, i, tile->mixed[i], tile->best[i], tile->total[i]);
-            }
-            OF(store_lines)(t, format, tile, item, kv_head, line, lines);
-        }
+        if (!is_divided) OF(store_lines)(t, format, tile, item, kv_head, line, lines);
+    }
 }
 
 TARGET static void OF(attend)(const Attention *t, long part) {
     OF(Tile) tile;
-    memset(&tile.scores, 0, sizeof tile.scores);
 #define CALL(format) OF(attend_head)(t, format, &tile, part / t->chunks, part % t->chunks)
     EACH_FORMAT(t->format, CALL)
 #undef CALL
 }
 
 TARGET static void OF(join_chunks)(const Attention *t, long head) {
-    const int32_t *item = t->items + head / t->kv_heads * FIELDS;
-    const long lines = lines_of(t, item);
-    if (lines > LINES) return;
     OF(Tile) tile;
-    OF(begin_lines)(t, &tile, lines);
-    for (long chunk = 0; chunk * CHUNK < item[END]; chunk++) {
-        const float *mixed = OF(room_of)(t, head, chunk), *best = mixed + lines * t->wide;
-        for (long i = 0; i < lines; i++) OF(join)(t, &tile, i, mixed + i * t->wide, best[2 * i], best[2 * i + 1]);
-    }
-#define CALL(format) OF(store_lines)(t, format, &tile, item, head % t->kv_heads, 0, lines)
-    EACH_FORMAT(t->format, CALL)
+    const int32_t *item = t->items + head / t->kv_heads * FIELDS;
+    const long all = lines_of(t, item);
+    for (long line = 0; line < all; line += LINES) {
+        const long lines = all - line < LINES ? all - line : LINES;
+        OF(begin_lines)(t, &tile, lines);
+        for (long chunk = first_column(t, item) / CHUNK; chunk * CHUNK < item[END]; chunk++)
+            for (long i = 0; i < lines; i++) {
+                const float *room = room_of(t, head, chunk, line + i);
+                OF(join)(t, &tile, i, room, room[t->wide], room[t->wide + 1]);
+            }
+#define CALL(format) OF(store_lines)(t, format, &tile, item, head % t->kv_heads, line, lines)
+        EACH_FORMAT(t->format, CALL)
 #undef CALL
+    }
 }
 
 /* ---- tasks ---- */

@@ -170,19 +170,42 @@ def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int
             assert torch.equal(attended(part, rows), together[rows])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_rows_of_an_engine_have_the_same_bits_in_every_batch(name: str, checkpoint: Callable[[str], Path]) -> None:
-    engine = load_stored(checkpoint(f"half-{name}"), name, EngineOptions(backend="paged", kv_rows=512))
-    tokens = [(7 * i * i + 3 * i) % 97 for i in range(40)]
-    whole = scratch(engine, tokens)
-    with sequences(engine, 3) as seqs:
-        parts: list[Dist] = []
-        for first, stop in ((0, 1), (1, 9), (9, 26), (26, 40)):
-            others = [Segment(seq, first, tuple(range(first, stop)), logits="all") for seq in seqs[1:]]
-            mine = Segment(seqs[0], first, tuple(tokens[first:stop]), logits="all")
-            parts += engine.forward(Batch((others[0], mine, others[1]))).dists[1]
-    for alone, beside in zip(whole, parts, strict=True):
-        assert (alone.probs == beside.probs).all()
+@pytest.mark.parametrize("dtype", list(FORMATS))
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("kinds", [["decode"], ["chain", "decode"], ["part", "tree"], ["prompt"]])
+def test_threads_that_share_a_long_sequence_change_no_bit(
+    kinds: list[Kind], window: int | None, dtype: torch.dtype
+) -> None:
+    """Of attention that is as it is defined, with a softcap and heads of K and V of different sizes."""
+    sizes = {"heads": 14, "kv_heads": 2, "dim": 40, "value_dim": 24, "window": window, "softcap": 20.0}
+    for seed in range(3):
+        given_case = case(kinds, seed, **sizes, longest=1500, dtype=dtype)  # type: ignore[arg-type]
+        backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 14))
+        tensors = given_case.query, given_case.key, given_case.value, given_case.params
+        found: list[Tensor] = []
+        for threads in (1, 8):
+            with computing(threads), torch.inference_mode():
+                found.append(backend.prepare(given_case.flat).attending.attend(0, *tensors).clone())
+        assert torch.equal(*found)
+        expected = given_case.expected()
+        torch.testing.assert_close(
+            found[0].double(), expected.double(), atol=8 * ROUNDING[dtype], rtol=8 * ROUNDING[dtype]
+        )
+
+
+def test_scores_that_are_below_every_number_weigh_nothing() -> None:
+    """Also where they are all that a row sees of some columns."""
+    given_case = case(["decode"], 0, longest=1500, dtype=torch.float16)
+    keys, _ = given_case.storage.by_layer[0]
+    blocks = torch.from_numpy(given_case.flat.segments[0].blocks)
+    given_case.query.fill_(1.0)
+    keys[(blocks[:16, None] * 16 + torch.arange(16)).ravel()] = -torch.inf
+    backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 4))
+    with torch.inference_mode():
+        found = backend.prepare(given_case.flat).attending.attend(
+            0, given_case.query, given_case.key, given_case.value, given_case.params
+        )
+    assert len(blocks) > 17 and found.isfinite().all()
 
 
 LONG = 280  # more columns than the kernel attends to at a time
@@ -192,6 +215,24 @@ def with_long_context(checkpoint: Path, folder: Path) -> Path:
     found = shutil.copytree(checkpoint, folder / "model") / "config.json"
     found.write_text(json.dumps(json.loads(found.read_text()) | {"max_position_embeddings": 2 * LONG}))
     return found.parent
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2windowed", "qwen3moe"])
+def test_rows_of_an_engine_have_the_same_bits_in_every_batch(
+    name: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = with_long_context(checkpoint(f"half-{name}"), tmp_path)
+    engine = load_stored(path, name, EngineOptions(backend="paged", kv_rows=1024))
+    tokens = [(7 * i * i + 3 * i) % 97 for i in range(LONG)]
+    whole = scratch(engine, tokens)
+    with sequences(engine, 3) as seqs:
+        parts: list[Dist] = []
+        for first, stop in ((0, 1), (1, 9), (9, 260), (260, LONG)):
+            others = [Segment(seq, first, tuple(i % 97 for i in range(first, stop)), logits="all") for seq in seqs[1:]]
+            mine = Segment(seqs[0], first, tuple(tokens[first:stop]), logits="all")
+            parts += engine.forward(Batch((others[0], mine, others[1]))).dists[1]
+    for alone, beside in zip(whole, parts, strict=True):
+        assert (alone.probs == beside.probs).all()
 
 
 def mixed_batches(engine: Engine) -> list[NDArray[np.floating]]:

@@ -240,7 +240,7 @@ class Gathered:
 
 
 class CpuKernels:
-    """`Kernels` in C. Tiles are not split: parts of a row would depend on the rows beside it."""
+    """`Kernels` in C. Tiles are not split here: parts of a row would depend on the rows beside it. The kernel does."""
 
     name = "c"
 
