@@ -328,25 +328,28 @@ class EventStore:
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
         self.left: list[tuple[ResponseRecord, list[EventRow]]] = []  # that were interrupted, to be begun again
-        with place.explained(), ExitStack() as undo:
-            undo.callback(self._unlock)
-            self._connection = place.connect()
-            undo.callback(self._connection.close)
-            if isinstance(place, SqliteFile):
-                if place.path is not None:
-                    self._hold(place.path.with_suffix(".lock"))
-                self._connection.execute("PRAGMA synchronous = NORMAL")
-            elif not isinstance(state, Path) and state is not None:
-                self.fleet = state.fleet
-            self._place = place
-            advice = "remove the file: it holds past responses only"
-            sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice)
-            self._rows = SealedRows(self._connection, seal, place)
-            self.conversations = ConversationRows(self._rows)
-            self.find, self.read = self._rows.find, self._rows.read
-            if seal.is_on and self.alone:
-                self._encrypt()
-            undo.pop_all()
+        try:
+            with place.explained(), ExitStack() as undo:
+                undo.callback(self._unlock)
+                self._connection = place.connect()
+                undo.callback(self._connection.close)
+                if isinstance(place, SqliteFile):
+                    if place.path is not None:
+                        self._hold(place.path.with_suffix(".lock"))
+                    self._connection.execute("PRAGMA synchronous = NORMAL")
+                elif not isinstance(state, Path) and state is not None:
+                    self.fleet = state.fleet
+                self._place = place
+                advice = "remove the file: it holds past responses only"
+                sql.prepare(self._connection, place.name, VERSION, _SCHEMA, advice)
+                self._rows = SealedRows(self._connection, seal, place)
+                self.conversations = ConversationRows(self._rows)
+                self.find, self.read = self._rows.find, self._rows.read
+                if seal.is_on and self.alone:
+                    self._encrypt()
+                undo.pop_all()
+        except OSError as error:
+            raise ConfigError(f"The state folder {state} cannot be used: {error}. Choose another.") from error
 
     def _encrypt(self) -> None:
         """Encrypt what is stored in plain text. SQLite overwrites what it replaces (`secure_delete`)."""
@@ -358,10 +361,7 @@ class EventStore:
 
     def _hold(self, file: Path) -> None:
         """Find out whether another process has the log open, and hold the lock that shows it this one."""
-        try:
-            self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be used: {error}. Check the folder, or choose another.") from error
+        self._lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         if not lock(self._lock, alone=True):
             self.alone = False
             _log.warning(

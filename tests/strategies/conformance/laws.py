@@ -88,8 +88,8 @@ def every_manner(
 
 
 def _turns(whole: bool, number: int, at: int, networks: bool) -> list[tuple[Side, bool]]:
-    """Front and network of the cases of a manner by its number, and of a sampling: one of each, so that over the manners
-    every front meets every network."""
+    """Front and network of the cases of a manner by its number, and of a sampling: one of each, so that over the
+    manners every front meets every network."""
     if not networks:
         return [(front, False) for front in (SIDES if whole else (SIDES[(number + number // 2 + at) % 2],))]
     if DEPTH > 1:
