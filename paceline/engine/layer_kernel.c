@@ -962,7 +962,7 @@ INLINE void OF(attend_head)(const Attention *t, int format, OF(Tile) * tile, lon
     for (long line = 0; line < all; line += LINES) {
         const long lines = all - line < LINES ? all - line : LINES;
         OF(load_lines)(t, format, tile, item, kv_head, line, lines);
-        OF(begin_lines)(t, tile, lines);
+        if (!is_divided) OF(begin_lines)(t, tile, lines);
         for (long begin = first, next; begin < end; begin = next) {
             next = (begin / CHUNK + 1) * CHUNK;
             OF(attend_chunk)(t, format, tile, item, kv_head, line, lines, begin, next < end ? next : end);

@@ -164,7 +164,7 @@ class Database:
         try:
             with self._place.explained():
                 self._connection = self._place.connect()
-        except (OSError, ValueError) as error:
+        except ValueError as error:
             raise ConfigError(f"The document folder {directory} cannot be used: {error}. Choose another.") from error
         try:
             with self._place.explained():

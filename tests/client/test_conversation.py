@@ -28,7 +28,7 @@ from tests.api.scripted import Script, ScriptedService, answering, done, running
 
 
 def invoked(*arguments: str, input: str | None = None) -> Result:
-    """What came of a command of the client."""
+    """The outcome of a command of the client."""
     app = typer.Typer()
     register(app)
     return CliRunner().invoke(app, arguments, input=input)

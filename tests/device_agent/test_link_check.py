@@ -142,7 +142,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
-    """Of a server that ends every connection after its handshake, which none gets to."""
+    """A server that ends every connection after its handshake, which none gets to."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*self_signed(tmp_path))
 

@@ -176,7 +176,7 @@ def test_a_row_of_attention_has_the_same_bits_alone(kinds: list[Kind], seed: int
 def test_threads_that_share_a_long_sequence_change_no_bit(
     kinds: list[Kind], window: int | None, dtype: torch.dtype
 ) -> None:
-    """Of attention that is as it is defined, with a softcap and heads of K and V of different sizes."""
+    """Attention is as it is defined, with a softcap and heads of K and V of different sizes."""
     sizes = {"heads": 14, "kv_heads": 2, "dim": 40, "value_dim": 24, "window": window, "softcap": 20.0}
     for seed in range(3):
         given_case = case(kinds, seed, **sizes, longest=1500, dtype=dtype)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is read of a model's configuration: recommended settings, and sizes by which its operations are counted."""
+"""A model's configuration as it is read: recommended settings, and sizes by which its operations are counted."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def hub(tmp_path: Path) -> Iterator[StandInHub]:
 
 @pytest.fixture
 def environment(tmp_path: Path, hub: StandInHub) -> dict[str, str]:
-    """Of a process with the same hub and cache."""
+    """A process with the same hub and cache."""
     kept = {key: value for key, value in os.environ.items() if not key.upper().startswith(NETWORK)}
     return kept | {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url}
 

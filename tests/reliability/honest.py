@@ -1,4 +1,4 @@
-"""What honest clients ask beside hostile ones, and a strict schema that their answers keep."""
+"""Questions of honest clients beside hostile ones, and a strict schema that their answers keep."""
 
 from __future__ import annotations
 

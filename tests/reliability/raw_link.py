@@ -120,7 +120,7 @@ class RawLink:
 
 
 def introduction() -> Introduction:
-    """What a device with the fake model says of itself, with as many documents as there are in the world."""
+    """Introduction of a device with the fake model, with as many documents as there are in the world."""
     model = fake_model()
     known = model.tokenizer.fingerprint, model.engine.info.fingerprint
     return Introduction(*known, "honest", list(STRATEGIES), 2**31 - 1, asked_by=None)

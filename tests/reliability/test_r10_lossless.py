@@ -89,8 +89,8 @@ async def events(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 async def said(http: httpx.AsyncClient, asked: Mapping[str, object], *, stream: bool) -> list[object]:
-    """What of an answer must not depend on how it was computed: of each choice the text, its end and its logprobs, and
-    the number of tokens."""
+    """Parts of an answer that must not depend on how it was computed: of each choice the text, its end and its
+    logprobs, and the number of tokens."""
     choices: list[dict[str, Any]] = [
         {"text": "", "end": None, "logprobs": []} for _ in range(int(str(asked.get("n", 1))))
     ]

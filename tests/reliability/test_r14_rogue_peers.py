@@ -138,7 +138,7 @@ class Campaign:
 
 
 async def quiet(url: str) -> Honest:
-    """What an honest client reads, and how fast, beside one other honest client."""
+    """The text that an honest client reads, and how fast, beside one other honest client."""
     with Honest(url, more={"paceline": ALONE}) as honest:
         async with client_of(url) as http:
             for _ in range(8):

@@ -52,7 +52,7 @@ def test_every_route_needs_a_key(hall: RealServer, tmp_path_factory: pytest.Temp
     with closing(HTTPConnection(*hall.address, timeout=WAIT)) as http:
 
         def status(method: str, path: str, header: str | None = None) -> int:
-            """Of a request whose path is sent as it is."""
+            """Status of a request whose path is sent as it is."""
             nonlocal tried
             tried += 1
             http.request(method, path, b"x", {} if header is None else {"authorization": header})

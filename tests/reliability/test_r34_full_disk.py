@@ -113,7 +113,7 @@ def writes(server: Server) -> bool:
 
 
 def refused(server: Server, rounds: int) -> Counter[str]:
-    """How often each place refuses, where there is no room. What needs none is done, and no path is told."""
+    """Count the refusals of each place, where there is no room. What needs none is done, and no path is told."""
     found: Counter[str] = Counter()
     for number in range(1, rounds + 1):
         for name, answer in write_all(server, number).items():

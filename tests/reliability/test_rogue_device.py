@@ -91,7 +91,7 @@ async def server_with_a_rogue(directory: Path, act: Act) -> AsyncIterator[Rogue]
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
-    """Of the module, whose tests share a server and a link to it."""
+    """The pair of the module, whose tests share a server and a link to it."""
     return "asyncio"
 
 

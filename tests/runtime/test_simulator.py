@@ -108,7 +108,7 @@ def several() -> dict[str, Engine]:
 
 
 def request(name: str, front: str, device: str, start: float = 0.0) -> SimulatedRequest:
-    """Of one of several devices."""
+    """A request of one of several devices."""
     branches = {"cloud": BRANCHES["cloud"], device: BRANCHES["device"]}
     peers, sides = {"cloud": device, device: "cloud"}, dict[str, Side](phone="device", laptop="device")
     base = job(STRATEGIES[name], "cloud", SAMPLINGS["greedy"])

@@ -81,8 +81,8 @@ def expected(
 def test_the_first_two_tokens_follow_the_law(
     name: str, rule: AggregatorName, front: Side, who: tuple[Side, ...]
 ) -> None:
-    """Of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show. With another front
-    the text is the same (`conformance`)."""
+    """The distribution of `paper` but for the 0.1 % of mass that it does not ship: less than so few seeds can show.
+    With another front the text is the same (`conformance`)."""
     by: dict[Side, Engine] = {"cloud": FakeEngine(seed=1, spread=0.3), "device": FakeEngine(seed=2, spread=0.3)}
     pairs: Counter[tuple[int, int]] = Counter()
     manner = Manner(rule, private=front == "device")

@@ -61,7 +61,7 @@ def test_a_target_in_absolute_form_is_as_good_as_its_path(url: str, target: str,
 
 
 def test_a_body_that_is_not_announced_is_served_up_to_the_limit(http: httpx.Client, service: ScriptedService) -> None:
-    """Of one that is announced: test_limits."""
+    """A body that is announced: test_limits."""
     parts = [b'{"padding": "', *[b"x" * 65_536] * 17, b'"}']
     assert fault(http.post(CHAT, content=iter(parts)), 413)["code"] == "request_too_large"
     assert not service.requests

@@ -35,7 +35,7 @@ def raw(reading: tuple[ScriptedService, str]) -> Iterator[httpx.Client]:
 def test_an_answer_reads_the_named_stores_and_its_search_may_be_sent_back(
     reading: tuple[ScriptedService, str], ann: openai.OpenAI, raw: httpx.Client
 ) -> None:
-    """What it cites: tests/api/vector_stores/test_answers.py."""
+    """Its citations: tests/api/vector_stores/test_answers.py."""
     service, _ = reading
     store = ann.vector_stores.create(name="boats").id
     with ann.responses.stream(

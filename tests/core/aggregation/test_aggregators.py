@@ -369,7 +369,7 @@ def test_drafts_of_two_tokens_are_accepted_as_often_as_by_hand(name: AggregatorN
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixture", "coin"])
 def test_common_noise_accepts_as_many_drafts_as_its_bound_says(name: AggregatorName) -> None:
-    """Of Daliri, Musco and Suresh (arXiv 2408.07978); the coin's follows from it."""
+    """The bound of Daliri, Musco and Suresh (arXiv 2408.07978); the coin's follows from it."""
     dists, weights = random_dists(3, 6, 1.0), weights_of(0.35)
     delta = total_variation(dists["cloud"], dists["device"])
     shares = accepted(name, dists, weights)

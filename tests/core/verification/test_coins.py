@@ -124,10 +124,10 @@ def test_a_token_without_mass_is_never_drawn(seed: int, position: int) -> None:
 
 # ---- distributions on the grid and targets in parts: nothing is lost in rounding ------------------------------------
 weights = arrays(np.float64, st.integers(1, 3000), elements=st.sampled_from([0.0, 1e-12, 1e-6, 1e-3, 0.1, 0.7, 3.0]))
-laws = weights.filter(lambda probs: probs.sum() > 0.0).map(lambda probs: Dist.dense(probs / probs.sum()))
+drawn = weights.filter(lambda probs: probs.sum() > 0.0).map(lambda probs: Dist.dense(probs / probs.sum()))
 
 
-@given(laws)
+@given(drawn)
 def test_a_law_on_the_grid_sums_to_exactly_one_and_is_the_nearest(dist: Dist) -> None:
     on_points = draft_dist(dist)
     assert float(on_points.probs.sum()) == 1.0 and on_points.probs.min() > 0.0 and np.all(np.diff(on_points.ids) > 0)
@@ -138,7 +138,7 @@ def test_a_law_on_the_grid_sums_to_exactly_one_and_is_the_nearest(dist: Dist) ->
     assert np.abs(np.cumsum(on_grid) - np.cumsum(dist.probs)).max() <= 0.5 / POINTS + 1e-12, "no mass moves far"
 
 
-@given(laws, st.sampled_from([0.5, 0.9, 0.99995]), st.integers(1, 50))
+@given(drawn, st.sampled_from([0.5, 0.9, 0.99995]), st.integers(1, 50))
 def test_a_truncated_law_has_the_likeliest_ids_and_no_more_than_it_may(dist: Dist, mass: float, most: int) -> None:
     on_points = draft_dist(dist, mass=mass, max_ids=most)
     assert len(on_points.ids) <= most and float(on_points.probs.sum()) == 1.0
@@ -153,7 +153,7 @@ def test_a_distribution_without_mass_has_no_law() -> None:
         draft_dist(Dist.dense(np.zeros(3)))
 
 
-@given(laws, st.booleans())
+@given(drawn, st.booleans())
 def test_the_parts_of_a_target_are_the_whole_of_it(dist: Dist, precise: bool) -> None:
     filtered = dist.kept(dist.probs >= dist.probs.max() / 100)  # with a tail, which is never drawn
     for final in (dist, filtered):

@@ -62,7 +62,7 @@ def every_manner(
     """Parameters `strategy` and `manner`, and those that are asked for of `sampling`, `front` and `reorders`.
 
     with_peer: of both sides alone, or of one side alone. part: the first manner of each strategy, and of the others the
-    one of so many parts, for laws that take long. one_writer: where one model's text is written, and no mixture of
+    one of so many parts, for checks that take long. one_writer: where one model's text is written, and no mixture of
     both. fronts: both with the first manner of a strategy; with the others by turns, so that every two of manner, front
     and sampling meet. networks: a link in order, and one that reorders, which is slow, by turns with the fronts. All of
     these at a greater depth.
