@@ -117,9 +117,16 @@ class StepClock:
 
     def near(self, rows: int) -> float | None:
         """Median seconds of the size that is nearest to so many rows; None if none is near."""
-        known, own = list(filter(self._is_remembered, self._seen)), row_class(rows)
-        size = own if own in known else min(known, key=lambda each: max(rows / each, each / rows), default=None)
-        return None if size is None or max(rows / size, size / rows) > NEAR else self._median[size]
+        size = self._nearest(rows)
+        return None if size is None else self._median[size]
+
+    def mean_near(self, rows: int, stall: float) -> float | None:
+        """Mean seconds of that size, in which no step counts as more than `stall` medians; None if none is near."""
+        size = self._nearest(rows)
+        if size is None:
+            return None
+        seen, most = self._seen[size], stall * self._median[size]
+        return sum(min(seconds, most) for _, seconds in seen) / len(seen)
 
     def at(self, rows: int) -> float:
         """Seconds of a step of so many rows, at least 1: above 0, and never less than of fewer."""
@@ -134,6 +141,11 @@ class StepClock:
         """The straight line from one row to sixteen."""
         one = self.at(1)
         return DecodeSpeed(one, max(0.0, (self.at(16) - one) / 15))
+
+    def _nearest(self, rows: int) -> int | None:
+        known, own = list(filter(self._is_remembered, self._seen)), row_class(rows)
+        size = own if own in known else min(known, key=lambda each: max(rows / each, each / rows), default=None)
+        return None if size is None or max(rows / size, size / rows) > NEAR else size
 
     def _estimate(self, rows: int) -> float:
         curve = self._rising()

@@ -8,6 +8,7 @@ which steps requests draft at all.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +30,15 @@ from paceline.core.offloading import OffloadStats
 
 MAX_ROWS: Final = 1024  # in one step, of all requests; a larger one is a prefill
 MAX_DRAFT_ROWS: Final = 64  # likewise, of one answer that two sides write
-RECENT: Final = 5  # steps of a size, of which the median counts
+RECENT: Final = 5  # awake steps of a size, of which the median counts
+RECENT_QUIET: Final = 9  # quiet steps of a size, of which the mean counts
 # Credits are in quiet steps: the time that drafting may lose.
 CREDIT_PER_PLAIN_STEP: Final = 0.01
 FIRST_CREDIT: Final = 1.0  # before the first drafts on an engine, and of every later trial
 MAX_CREDIT: Final = 16.0  # of what drafting has saved
 MIN_REQUEST_CREDIT: Final = -1.0  # of one request, so that it drafts again within a hundred plain steps
 MIN_CREDIT: Final = -4.0  # of all, so that drafts are tried again within five hundred quiet steps
-NUM_FIRST_QUIET_STEPS: Final = 3  # before the first drafts on an engine
+NUM_FIRST_QUIET_STEPS: Final = 8  # before the first drafts on an engine
 # Awake steps between two quiet ones, which measure anew what a quiet step takes: a machine changes its pace within
 # seconds. A quiet step costs what drafts would have saved, so there are fewer where they save much.
 QUIET_INTERVAL: Final = 8
@@ -46,6 +48,8 @@ MAX_PROMPT_ROWS: Final = 32
 PROMPT_ROWS_PER_STEP: Final = 0.25
 LOSS_WEIGHT: Final = 1.25  # gains that just make up for longer steps are none to the answer that gains least
 MAX_STALL: Final = 1.5  # a step that takes more of the usual time was held up by something else
+LOSS_MEMORY: Final = 0.05  # weight of an awake step in the mean of their losses
+LEAST_SPREAD: Final = 0.1  # of the times of steps alike, relative to their mean, before they have shown theirs
 
 
 @dataclass(slots=True)
@@ -62,6 +66,30 @@ class TimeCredit:
     def drafted(self, saved: float) -> None:
         """Record a drafting step. saved: plain steps; negative for a loss."""
         self.credit = min(max(self.credit + saved, self.least), MAX_CREDIT)
+
+
+@dataclass(slots=True)
+class Losses:
+    """Times of awake steps over those of quiet ones, minus 1: their moving average, and how far it can be believed."""
+
+    steps: int = 0  # at most those that the average remembers
+    _mean: MovingAverage = field(default_factory=lambda: MovingAverage(LOSS_MEMORY))
+    _square: MovingAverage = field(default_factory=lambda: MovingAverage(LOSS_MEMORY))
+
+    def add(self, loss: float) -> None:
+        """Record a step."""
+        self.steps = min(self.steps + 1, int(2 / LOSS_MEMORY))
+        self._mean.add(loss)
+        self._square.add(loss * loss)
+
+    @property
+    def certain(self) -> float:
+        """The mean less its standard error: on a busy machine steps that cost nothing look like a loss at first. At
+        least 0, since nothing but accepted drafts saves time."""
+        if self._mean.value is None or self._square.value is None:
+            return 0.0
+        spread = max(math.sqrt(max(self._square.value - self._mean.value**2, 0.0)), LEAST_SPREAD)
+        return max(self._mean.value - spread / math.sqrt(self.steps), 0.0)
 
 
 @dataclass(slots=True)
@@ -84,12 +112,12 @@ class StepGuard:
     resting: bool = False  # drafting does not pay: quiet until the next trial
     credit: TimeCredit = field(default_factory=lambda: TimeCredit(FIRST_CREDIT, MIN_CREDIT))
     trials: int = 0  # after a rest
-    _quiet: StepClock = field(default_factory=lambda: StepClock(keeps=RECENT))  # by rows without drafts
+    _quiet: StepClock = field(default_factory=lambda: StepClock(keeps=RECENT_QUIET))  # by rows without drafts
     _awake: StepClock = field(default_factory=lambda: StepClock(keeps=RECENT))
     _prompt_rows: float = MAX_PROMPT_ROWS
     _num_quiet: int = 0
     _since_quiet: int = 0
-    _loss: MovingAverage = field(default_factory=MovingAverage)  # of awake steps, without what was accepted
+    _loss: Losses = field(default_factory=Losses)  # of awake steps, without what was accepted
     _gain: MovingAverage = field(default_factory=MovingAverage)  # accepted, for each sequence
     _reports: _Reports = field(default_factory=lambda: _Reports(UNKNOWN))
 
@@ -133,16 +161,15 @@ class StepGuard:
             return
         self._since_quiet += 1
         usual = self._awake.add(reports.step.rows, seconds)
-        quiet = self._quiet.near(rows)
+        # Means on both sides: what holds up steps holds up a quiet one as often, which a median would not count.
+        quiet = self._quiet.mean_near(rows, MAX_STALL)
         if quiet is not None:
             self._loss.add(min(seconds, MAX_STALL * max(usual, quiet)) / quiet - 1.0)
-        # A mean, since single steps vary; and no saving, since nothing but accepted drafts saves time.
-        loss = max(self._loss.value or 0.0, 0.0)
         # The mean of the requests' times and not of their tokens: all wait for longer steps, whoever gains by them.
         others = max(reports.step.sequences - reports.requests, 0)
         gain = (reports.requests + others) / (reports.relative_time + others) - 1.0
         self._gain.add(gain)
-        self.credit.drafted(gain - LOSS_WEIGHT * loss)
+        self.credit.drafted(gain - LOSS_WEIGHT * self._loss.certain)
 
     def _decide(self, sequences: int) -> None:
         """Decide whether requests draft in the next step."""
@@ -150,7 +177,7 @@ class StepGuard:
         if self.resting and credit >= FIRST_CREDIT:
             self.resting = False
             self.trials += 1
-            self._loss, self._gain = MovingAverage(), MovingAverage()
+            self._loss, self._gain = Losses(), MovingAverage()
         elif not self.resting and credit <= 0.0:
             self.resting = True
         is_measured = self._num_quiet >= NUM_FIRST_QUIET_STEPS and self._quiet.near(max(sequences, 1)) is not None
