@@ -7,7 +7,6 @@ the names of models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,18 +22,6 @@ if TYPE_CHECKING:
 Name = Annotated[str, typer.Argument(metavar="NAME[@REVISION]", help="as Qwen/Qwen2.5-0.5B-Instruct")]
 
 
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    name: str
-    where: str  # in words: bundled, or in the cache
-    kind: str
-    size: int  # bytes
-    context: int | None  # tokens
-    template: bool | None  # whether conversations have the model's own form; None: not known
-    revision: str = ""
-    directory: str = ""
-
-
 def register(app: typer.Typer) -> None:
     told = "List, fetch and remove the models that can be given as --model."
     group = group_of(app, "models", told, "paceline models pull Qwen/Qwen2.5-0.5B-Instruct")
@@ -46,7 +33,18 @@ def register(app: typer.Typer) -> None:
 
 def list_(as_json: Json = False) -> None:
     """List what comes with paceline, what lies in the hub's cache, and what Ollama, LM Studio and llama.cpp have."""
-    models = [*_bundled(), *_cached(), *_stored()]
+    from paceline.hub.cache import ListedModel, cached_models, in_folder, stored_models
+    from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
+
+    bundled = (
+        (DEMO, "bundled", READER),
+        (CAUSAL, "bundled, of the cloud", CLOUD),
+        (CAUSAL, "bundled, of the device", DEVICE),
+    )
+    models = [*(in_folder(*each) for each in bundled), *cached_models()]
+    for each in stored_models():
+        where = f"{each.store}, GGUF"
+        models.append(ListedModel(each.name, where, "chat", each.size, None, None, directory=str(each.path)))
     lines = []
     width = max(len(model.name) for model in models)
     for model in models:
@@ -130,56 +128,6 @@ def _pull_with_progress(name: HubName) -> Pulled:
                 typer.echo(printable(f"{10 * tenth:>3} % of {_bytes(size)}, {file}"), err=True)
 
         return fetch(name, update)
-
-
-def _bundled() -> list[ListedModel]:
-    from paceline.hub.cache import facts_of, size_of
-    from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
-
-    found = []
-    for name, where, folder in (
-        (DEMO, "bundled", READER),
-        (CAUSAL, "bundled, of the cloud", CLOUD),
-        (CAUSAL, "bundled, of the device", DEVICE),
-    ):
-        facts = facts_of(folder)
-        size = size_of(folder)
-        found.append(
-            ListedModel(name, where, facts.kind, size, facts.context, facts.has_template, directory=str(folder))
-        )
-    return found
-
-
-def _cached() -> list[ListedModel]:
-    from paceline.hub.cache import cached_models, unfinished_models
-
-    found = [
-        ListedModel(
-            each.name,
-            f"cache {'+'.join(each.labels)}".strip(),
-            each.facts.kind,
-            each.size,
-            each.facts.context,
-            each.facts.has_template,
-            each.revision,
-            str(each.directory),
-        )
-        for each in cached_models()
-    ]
-    parts = unfinished_models()
-    return [
-        *found,
-        *(ListedModel(each.name, "cache, in part: pull it again", "", each.size, None, None) for each in parts),
-    ]
-
-
-def _stored() -> list[ListedModel]:
-    from paceline.hub.cache import stored_models
-
-    return [
-        ListedModel(each.name, f"{each.store}, GGUF", "chat", each.size, None, None, directory=str(each.path))
-        for each in stored_models()
-    ]
 
 
 def _bytes(number: float) -> str:

@@ -122,10 +122,7 @@ def _packaged() -> Iterator[StoredModel]:
             yield StoredModel(name, "package", path, path.stat().st_size)
 
 
-# Kind, context and chat template of a model's folder, read without transformers; None for what cannot be read.
-
-
-# ---- folders of models ----------------------------------------------------------------------------------------------
+# ---- folders of models: kind, context and chat template, read without transformers ----------------------------------
 Kind = Literal["chat", "reader", "encoder", "other"]
 """chat: a causal model; encoder: for vectors or relevance; other: cannot be run here."""
 
@@ -159,11 +156,6 @@ def facts_of(directory: Path) -> ModelFacts:
     )
 
 
-def size_of(directory: Path) -> int:
-    """Bytes of a folder's own files."""
-    return sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
-
-
 def _kind(directory: Path, architecture: str) -> Kind:
     if architecture == "paceline_reader":
         return "reader"
@@ -183,27 +175,27 @@ def json_object(path: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+# ---- the hub's cache ------------------------------------------------------------------------------------------------
 _FOLDER: Final = "models--"  # before the name, whose slash is `--` too
 
 
 @dataclass(frozen=True, slots=True)
-class CachedModel:
-    """One revision of a model."""
+class ListedModel:
+    """A model as `paceline models list` shows it."""
 
     name: str
-    revision: str  # the commit
-    labels: tuple[str, ...]  # branches and tags that named it when it was fetched
-    directory: Path
+    where: str  # in words: bundled, or in the cache
+    kind: str
     size: int  # bytes, of which other revisions may share some
-    facts: ModelFacts
+    context: int | None  # tokens
+    template: bool | None  # whether conversations have the model's own form; None: not known
+    revision: str = ""  # the commit
+    directory: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """A model of which an interrupted download has left files in part."""
-
-    name: str
-    size: int  # bytes of those parts
+def in_folder(name: str, where: str, folder: Path, revision: str = "") -> ListedModel:
+    facts, size = facts_of(folder), _size(folder.rglob("*"))
+    return ListedModel(name, where, facts.kind, size, facts.context, facts.has_template, revision, str(folder))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,19 +205,17 @@ class RemovedModel:
     freed: int  # bytes
 
 
-def cached_models() -> list[CachedModel]:
-    """By name, the latest fetched revision of each first."""
-    found = []
+def cached_models() -> Iterator[ListedModel]:
+    """By name, the latest fetched revision of each first; then those of which an interrupted download has left parts,
+    where another one goes on."""
     for repository in sorted(_models(_scan()), key=lambda each: each.repo_id):
-        revisions = sorted(repository.revisions, key=lambda each: each.last_modified, reverse=True)
-        found += [_cached(repository.repo_id, revision) for revision in revisions]
-    return found
-
-
-def unfinished_models() -> list[Unfinished]:
-    """By name; another download of each goes on where it was cut."""
-    sizes = ((folder, _size(folder.glob(f"blobs/*{PARTIAL}"))) for folder in sorted(_cache().glob(f"{_FOLDER}*")))
-    return [Unfinished(folder.name.removeprefix(_FOLDER).replace("--", "/"), size) for folder, size in sizes if size]
+        for each in sorted(repository.revisions, key=lambda each: each.last_modified, reverse=True):
+            where = f"cache {'+'.join(sorted(each.refs))}".strip()  # by what named it when it was fetched
+            yield in_folder(repository.repo_id, where, Path(each.snapshot_path), each.commit_hash)
+    for folder in sorted(_cache().glob(f"{_FOLDER}*")):
+        if size := _size(folder.glob(f"blobs/*{PARTIAL}")):
+            name = folder.name.removeprefix(_FOLDER).replace("--", "/")
+            yield ListedModel(name, "cache, in part: pull it again", "", size, None, None)
 
 
 def remove(name: HubName) -> RemovedModel:
@@ -282,17 +272,9 @@ def _is_named(revision: CachedRevisionInfo, wanted: str) -> bool:
     return wanted in revision.refs or (len(wanted) >= 7 and revision.commit_hash.startswith(wanted))  # as git does
 
 
-def _cached(name: str, revision: CachedRevisionInfo) -> CachedModel:
-    path, labels = Path(revision.snapshot_path), tuple(sorted(revision.refs))
-    return CachedModel(name, revision.commit_hash, labels, path, revision.size_on_disk, facts_of(path))
-
-
-# Folders of models: found by path or by name on the Hugging Face hub, refused unless their weights are safetensors.
-#
+# ---- any model: found by path or by name on the Hugging Face hub, refused unless its weights are safetensors ---------
 # For the engine and for cross-encoders. Knows nothing of what a model is for; transformers is imported only to be
 # quiet.
-
-
 log = logging.getLogger("paceline.engine")
 
 
