@@ -7,14 +7,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from paceline.commands.options import group_of
-from paceline.core.printable import printable, printable_json, printable_lines
+from paceline.commands.options import Json as AsJson
+from paceline.commands.options import group_of, show, spread, write_json
+from paceline.core.printable import printable, printable_lines
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
 
@@ -24,19 +26,34 @@ if TYPE_CHECKING:
     from .conversation import Conversation, Json
 
 
-# Options that commands of the client share, each with one spelling.
 URL, AGENT = BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
-Url = Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")]
-Key = Annotated[
-    str | None,
-    typer.Option(
-        "--key",
-        help="the key, where one is needed; other users of the machine see it on a command line: give - to be "
-        "asked for it or read it from the first line of standard input, or --key-file",
-    ),
-]
-KeyFile = Annotated[Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")]
-AsJson = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
+
+
+@dataclass(frozen=True)
+class At:
+    """Who is asked, with which key."""
+
+    url: Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")] = URL
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            help="the key, where one is needed; other users of the machine see it on a command line: give - to be "
+            "asked for it or read it from the first line of standard input, or --key-file",
+        ),
+    ] = None
+    key_file: Annotated[
+        Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")
+    ] = None
+
+    def conversation(self, **options: Any) -> Conversation:
+        """options: see `Conversation`."""
+        from .conversation import Conversation
+
+        return Conversation(self.url or URL, key=given_secret("key", self.key, self.key_file), **options)
+
+
+SERVER, DEVICE, EITHER = At(), At(AGENT), At(None)
 
 
 # ---- `paceline status` and `paceline policy check`: who is linked, what runs, what rules make of a question ---------
@@ -46,9 +63,7 @@ RATES = {"steps": "steps", "rows": "rows", "sent_bytes": "bytes sent", "received
 
 
 def status(
-    url: Url = None,
-    key: Key = None,
-    key_file: KeyFile = None,
+    where: At = EITHER,
     ready: Annotated[
         bool, typer.Option("--ready", help="only say whether it can be asked, for which no key is needed")
     ] = False,
@@ -60,22 +75,17 @@ def status(
     Without --url: at a server and an agent of this machine, on their usual ports. A key needs the scope `devices`, or
     all. Exit code 1 if the one that was named does not answer, or none does.
     """
-    given = given_secret("key", key, key_file)
-    urls = (url,) if url else BOTH
+    given = given_secret("key", where.key, where.key_file)
+    urls = (where.url,) if where.url else BOTH
     if watch:
         if as_json:
             raise ConfigError("--watch shows lines for people: leave --json out")
         _watch(urls, given, ready=ready)
         return
     found, faults = _asked(urls, given, ready=ready)
-    if as_json:
-        rows = [{"url": each, **found.get(each, {"error": faults.get(each)})} for each in (*found, *faults)]
-        typer.echo(printable_json(json.dumps(rows, indent=2, ensure_ascii=False)))
-    else:
-        for each, state in found.items():
-            typer.echo("\n".join(printable(line) for line in _lines(each, state)))
-        for sentence in faults.values():
-            typer.echo(printable(sentence), err=True)
+    rows = [{"url": each, **found.get(each, {"error": faults.get(each)})} for each in (*found, *faults)]
+    lines = (printable(line) for each, state in found.items() for line in _lines(each, state))
+    show(rows, *lines, beside="\n".join(map(printable, faults.values())), as_json=as_json)
     if not found:
         raise typer.Exit(1)
 
@@ -163,30 +173,23 @@ def _link(link: Json) -> str:
 
 def check(
     question: Annotated[str, typer.Argument(help="what would be asked")],
-    url: Url = AGENT,
+    where: At = DEVICE,
     privacy: Annotated[
         str | None, typer.Option("--privacy", help="level that is asked for; default: the usual")
     ] = None,
     of_key: Annotated[
         str | None, typer.Option("--for", help="name of the key that would ask; default: this one")
     ] = None,
-    key: Key = None,
-    key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Say what would happen to a question, and why: documents, level, strategy, and what would leave.
 
     Nothing is sent to the other side.
     """
-    from .conversation import Conversation
-
     body = {"question": question} | ({} if of_key is None else {"key": of_key})
     extension = {} if privacy is None else {"paceline": {"privacy": privacy}}
-    with Conversation(url or AGENT, key=given_secret("key", key, key_file)) as conversation:
+    with where.conversation() as conversation:
         found = conversation.post("/policy/check", {**body, **extension})
-    if as_json:
-        typer.echo(printable_json(json.dumps(found, indent=2, ensure_ascii=False)))
-        return
     rule = found.get("rule")
     lines = [
         f"level     {found.get('level')}, {f'by the rule {rule}' if rule else 'as asked for'}",
@@ -199,7 +202,7 @@ def check(
     for each in waiting if isinstance(waiting, list) else ():
         lines.append(f"waits     {each.get('document')}: paceline policy allow {each.get('id')}")
     lines += [f"left      {name} {amount:g}" for name, amount in left.items()] if isinstance(left, dict) else []
-    typer.echo("\n".join(map(printable, lines)))
+    show(found, *map(printable, lines), as_json=as_json)
 
 
 # ---- `paceline chat` and `verify`, and `mcp` ------------------------------------------------------------------------
@@ -207,21 +210,19 @@ VERIFY_S = 600.0  # for an answer that is computed while others wait
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog='Example: paceline chat "When does the museum open?"')(chat)
-    app.command(epilog="Example: paceline verify resp_0123…")(verify)
-    app.command(epilog="Example: paceline status --json")(status)
+    app.command(epilog='Example: paceline chat "When does the museum open?"')(spread(chat))
+    app.command(epilog="Example: paceline verify resp_0123…")(spread(verify))
+    app.command(epilog="Example: paceline status --json")(spread(status))
     app.command(epilog="Example: paceline demo --check")(demo)
-    app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(mcp)
+    app.command(epilog="Example: paceline mcp --url http://127.0.0.1:8001")(spread(mcp))
     told = "What the rules of [policy] make of a question, and documents that they ask their owner for."
     example = 'paceline policy check "What does my contract say?"'
-    group_of(app, "policy", told, example).command(epilog=f"Example: {example}")(check)
+    group_of(app, "policy", told, example).command(epilog=f"Example: {example}")(spread(check))
 
 
 def chat(
     question: Annotated[list[str] | None, typer.Argument(help="what to ask; without it, a conversation")] = None,
-    url: Url = URL,
-    key: Key = None,
-    key_file: KeyFile = None,
+    where: At = SERVER,
     model: Annotated[str | None, typer.Option("--model", help="default: the first the server has")] = None,
     device: Annotated[str | None, typer.Option("--device", help="the device that joins, at a server")] = None,
     strategy: Annotated[str | None, typer.Option("--strategy", help="default: the server chooses")] = None,
@@ -243,7 +244,6 @@ def chat(
     In a conversation /help lists the commands. From a pipe each line is a question; the answers have no colours then,
     and failures go to standard error, with exit code 1 at the end.
     """
-    from .conversation import Conversation
     from .dialogue import Screen
 
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
@@ -252,13 +252,11 @@ def chat(
     extension["timeline"] = None if asked else True  # for /how
     if as_json and not asked:
         raise ConfigError('--json needs a question: paceline chat --json "…"')
-    key = given_secret("key", key, key_file)
-    conversing = Conversation(url or URL, key=key, model=model, options=_given(options), extension=_given(extension))
-    with conversing as conversation:
+    with where.conversation(model=model, options=_given(options), extension=_given(extension)) as conversation:
         if as_json:
             for _ in conversation.ask(asked):
                 pass
-            typer.echo(printable_json(json.dumps(conversation.answer.as_json(), indent=2, ensure_ascii=False)))
+            write_json(conversation.answer.as_json())
         elif asked:
             screen = Screen()
             screen.show(conversation.ask(asked))
@@ -269,23 +267,16 @@ def chat(
 
 def verify(
     response: Annotated[str, typer.Argument(help="id of a stored answer of /v1/responses")],
-    url: Url = URL,
-    key: Key = None,
-    key_file: KeyFile = None,
+    where: At = SERVER,
     as_json: AsJson = False,
 ) -> None:
     """Have a stored answer computed again, and say which of its tokens are those that its strategy gives.
 
     Exit code 1 where a token differs, 2 where not all can be computed again.
     """
-    from .conversation import Conversation
-
-    with Conversation(url or URL, key=given_secret("key", key, key_file), silence=VERIFY_S) as conversation:
+    with where.conversation(silence=VERIFY_S) as conversation:
         found = conversation.post(f"/responses/{quote(response, safe='')}/verify", {})
-    if as_json:
-        typer.echo(printable_json(json.dumps(found, indent=2, ensure_ascii=False)))
-    else:
-        typer.echo("\n".join(printable_lines(line) for line in verdict(found)))
+    show(found, *map(printable_lines, verdict(found)), as_json=as_json)
     if found.get("differing"):
         raise typer.Exit(1)
     if found.get("not_provable"):
@@ -305,38 +296,30 @@ def verdict(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{one['tokens']} tokens cannot be proven: {one['reason']}"
 
 
-def mcp(url: Url = URL, key: Key = None, key_file: KeyFile = None) -> None:
+def mcp(where: At = SERVER) -> None:
     """Offer a side's documents to another program as tools, over the Model Context Protocol on standard input.
 
     For programs that start such commands themselves; others are given URL/mcp. A key needs the scope `vector_stores`,
     or all, and cannot come from standard input. What is found goes to that program, and to the model that it asks.
     """
-    from .conversation import Conversation
+    from .conversation import json_object
 
     version: dict[str, str] = {}  # of the protocol, once it has been agreed on
-    with Conversation(url or URL, key=given_secret("key", key, key_file)) as conversation:
+    with where.conversation() as conversation:
         for line in sys.stdin.buffer:
             try:
                 answer = conversation.relay(line, version)
             except PacelineError as error:
-                asked = _read(line).get("id")
+                asked = json_object(line).get("id")
                 fault = {"code": -32000, "message": str(error)}
                 answer = json.dumps({"jsonrpc": "2.0", "id": asked, "error": fault}).encode()
                 if asked is None:  # a notification, which gets no answer
                     continue
-            result = _read(answer).get("result")
+            result = json_object(answer).get("result")
             if isinstance(result, dict) and "protocolVersion" in result:
                 version = {"mcp-protocol-version": str(result["protocolVersion"])}
             if answer:
                 typer.echo(answer.strip())
-
-
-def _read(message: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(message)
-    except ValueError:
-        found = None
-    return found if isinstance(found, dict) else {}
 
 
 def _given(options: Mapping[str, object]) -> dict[str, object]:

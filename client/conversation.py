@@ -112,24 +112,24 @@ class Conversation:
     def get(self, path: str) -> Json:
         """The JSON object at a path below `/v1`. Raises PacelineError."""
         with self._readable_errors():
-            return _object(self._checked(self._http.get(path)).content)
+            return json_object(self._checked(self._http.get(path)).content)
 
     def post(self, path: str, body: Json) -> Json:
         """The JSON object that a body is answered with at a path below `/v1`. Raises PacelineError."""
         with self._readable_errors():
-            return _object(self._checked(self._http.post(path, json=body)).content)
+            return json_object(self._checked(self._http.post(path, json=body)).content)
 
     def readiness(self) -> Json:
         """The body of `/readyz`. Raises PacelineError also while it cannot be asked."""
         with self._readable_errors():
-            return _object(self._checked(self._http.get(f"{self._url.removesuffix('/v1')}/readyz")).content)
+            return json_object(self._checked(self._http.get(f"{self._url.removesuffix('/v1')}/readyz")).content)
 
     def relay(self, message: bytes, headers: Mapping[str, str]) -> bytes:
         """The answer to a message of the Model Context Protocol; empty for one that gets none. Raises PacelineError."""
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream", **headers}
         with self._readable_errors():
             response = self._http.post(f"{self._url.removesuffix('/v1')}/mcp", content=message, headers=headers)
-            answered = response.status_code == 202 or "jsonrpc" in _object(response.content)
+            answered = response.status_code == 202 or "jsonrpc" in json_object(response.content)
             return response.content if answered else self._checked(response).content
 
     def choose(self, name: str, value: str | None) -> None:
@@ -191,7 +191,7 @@ class Conversation:
     def _checked(self, response: httpx.Response) -> httpx.Response:
         if response.status_code == 200:
             return response
-        error = _error_of(_object(response.content))
+        error = _error_of(json_object(response.content))
         if response.status_code == 401:
             raise PacelineError(f"{self._url} wants a key: give one with --key - or --key-file. It says: {error}")
         raise PacelineError(f"{self._url} answered {response.status_code}: {error}")
@@ -205,7 +205,7 @@ def _pieces(lines: Iterator[str], answer: Answer) -> Iterator[tuple[str, str | N
         data = line.removeprefix("data:").strip()
         if data == "[DONE]":
             return
-        chunk = _object(data.encode())
+        chunk = json_object(data.encode())
         if chunk.get("error"):
             raise PacelineError(f"The answer could not be finished: {_error_of(chunk)}")
         yield from _take(chunk, answer)
@@ -237,7 +237,7 @@ def _take(chunk: Json, answer: Answer) -> Iterator[tuple[str, str | None]]:
         yield text, lane if isinstance(lane, str) else None
 
 
-def _object(content: bytes) -> dict[str, object]:
+def json_object(content: bytes) -> dict[str, object]:
     try:
         value: object = json.loads(content)
     except (ValueError, RecursionError):
