@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from paceline.commands.options import Config, Json, write_json
 from paceline.settings import SCHEMAS
 from paceline.settings_sources import resolve
 
@@ -18,11 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: paceline doctor --json")(doctor)
 
 
-def doctor(
-    context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="write JSON to standard output")] = False,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings to look at")] = None,
-) -> None:
+def doctor(context: typer.Context, as_json: Json = False, config: Config = None) -> None:
     """Look at the machine, the installation, the settings with their models and link, and what runs; say what will not
     work and why."""
     from paceline.commands import diagnosis
@@ -35,6 +28,6 @@ def doctor(
             typer.echo(f"{check.status:<5} {check.name:<18} {check.text}")
     failed = any(check.status == "fail" for check in found)
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}, indent=2))
+        write_json({"ok": not failed, "checks": found})
     if failed:
         raise typer.Exit(1)
