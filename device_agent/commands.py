@@ -6,7 +6,6 @@ What they run is imported when it runs: `--help` shows their options alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import typer
 
@@ -44,7 +43,7 @@ def agent(settings: AgentSettings, origins: Origins) -> None:
     asyncio.run(run(settings))
 
 
-def _cloud_link(settings: NodeSettings) -> Callable[[], Found] | None:
+def _cloud_link(settings: NodeSettings) -> Found | None:
     from .link_check import cloud_link
 
     return cloud_link(settings)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
@@ -33,12 +31,10 @@ ANSWER_S = 10.0
 UNKNOWN = "-"  # in place of a tokenizer's fingerprint
 
 
-def cloud_link(settings: NodeSettings) -> Callable[[], Found] | None:
-    return partial(_check, settings) if isinstance(settings, AgentSettings) else None
-
-
-def _check(settings: AgentSettings) -> Found:
-    """Raises ConfigError for a credential that cannot be read."""
+def cloud_link(settings: NodeSettings) -> Found | None:
+    """None for a server's settings. Raises ConfigError for a credential that cannot be read."""
+    if not isinstance(settings, AgentSettings):
+        return None
     if settings.cloud is None:
         return "ok", "these settings name no cloud: an agent that is started with them answers alone"
     cloud, *_ = settings.clouds

@@ -33,8 +33,6 @@ from paceline.settings import NodeSettings, ServerSettings
 from paceline.settings_sources import Origins, describe_given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from paceline.sql import Home
 
     from .devices import Registry
@@ -234,14 +232,9 @@ def copy_state(
         show({"copied": copied}, *lines, beside=f"{database.name} has them.", as_json=as_json)
 
 
-def _shared_database(settings: NodeSettings) -> Callable[[], Found] | None:
+def _shared_database(settings: NodeSettings) -> Found | None:
     if not isinstance(settings, ServerSettings) or settings.database is None:
         return None
-    url = settings.database
+    from .database import look  # with psycopg
 
-    def looked() -> Found:
-        from .database import look  # with psycopg
-
-        return look(url)
-
-    return looked
+    return look(settings.database)

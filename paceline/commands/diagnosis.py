@@ -344,7 +344,7 @@ FAST = ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16")  # as /proc/cp
 
 def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
     """Run all checks in order. A check that raises has failed; the others still run. others: of each node too."""
-    subjects: list[tuple[str, Callable[[], Found]]] = [
+    subjects: list[tuple[str, Callable[[], Found | None]]] = [
         ("python", python),
         ("packages", packages),
         ("extras", extras),
@@ -374,15 +374,16 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         subjects.append((f"{node.side} program", partial(program, node)))
         if node.outside.url is not None:
             subjects.append((f"{node.side} outside", partial(outside, node)))
-        subjects += [(name, look) for name, check in others.items() if (look := check(node)) is not None]
+        subjects += [(name, partial(check, node)) for name, check in others.items()]
         if isinstance(node, AgentSettings):
             subjects.append(("cloud may ask", partial(cloud_may_ask, node)))
     for name, look in subjects:
         try:
-            status, text = look()
+            found = look()
         except (PacelineError, OSError, ImportError) as error:
-            status, text = "fail", str(error)
-        yield Check(name, status, text)
+            found = "fail", str(error)
+        if found is not None:
+            yield Check(name, *found)
 
 
 def python() -> Found:

@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from paceline.postgres import Postgres
 
 
+# ---- groups of subcommands, and checks of `doctor` ------------------------------------------------------------------
 # ok: as it should be. warn: works, with the drawback that the sentence names. fail: something will not work, and the
 # sentence says what to do.
-# ---- groups of subcommands, and checks of `doctor` ------------------------------------------------------------------
 Status = Literal["ok", "warn", "fail"]
 Found = tuple[Status, str]
-NodeChecks = dict[str, Callable[[NodeSettings], Callable[[], Found] | None]]
+NodeChecks = dict[str, Callable[[NodeSettings], Found | None]]
 """By name: a check of the settings of one side; None for settings that it is not about."""
 
 

@@ -7,8 +7,7 @@ import shutil
 import socket
 import sys
 import tomllib
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -86,8 +85,8 @@ def test_what_raises_has_failed_with_its_sentence_and_a_program_adds_checks_of_i
     def broken() -> Found:
         raise ConfigError("no memory at all")
 
-    def of_a_device(settings: NodeSettings) -> Callable[[], Found] | None:
-        return partial(tuple, ("warn", settings.side)) if settings.side == "device" else None
+    def of_a_device(settings: NodeSettings) -> Found | None:
+        return ("warn", settings.side) if settings.side == "device" else None
 
     monkeypatch.setattr(diagnosis, "memory", broken)
     nodes = tuple(resolve(schema, {}, {})[0] for schema in SCHEMAS)

@@ -34,9 +34,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("patience", "cheap_code
 async def look(state: Path, cloud: str | None, **more: object) -> Found:
     """As `doctor` does, on a thread without a loop."""
     settings = AgentSettings(state_dir=state, cloud=cloud, device="phone", **more)  # type: ignore[arg-type]  # any field
-    check = cloud_link(settings)
-    assert check is not None
-    return await asyncio.to_thread(check)
+    found = await asyncio.to_thread(cloud_link, settings)
+    assert found is not None
+    return found
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ async def enrolled(here: Site, state: Path) -> None:
 
 def test_a_server_has_no_such_check_and_a_device_alone_needs_none() -> None:
     assert cloud_link(ServerSettings()) is None
-    check = cloud_link(AgentSettings())
-    assert check is not None and check()[0] == "ok"
+    found = cloud_link(AgentSettings())
+    assert found is not None and found[0] == "ok"
 
 
 @pytest.mark.usefixtures("same_tokenizer")
@@ -167,13 +167,12 @@ async def test_enrolment_tells_what_to_do_and_tells_it_once(
 
 
 async def test_doctor_tells_what_to_do_with_and_without_a_credential(url: str, tmp_path: Path) -> None:
-    check = cloud_link(AgentSettings(cloud=url, state_dir=tmp_path, model=("fake",)))
-    assert check is not None
-    status, text = await asyncio.to_thread(check)
+    settings = AgentSettings(cloud=url, state_dir=tmp_path, model=("fake",))
+    status, text = await asyncio.to_thread(cloud_link, settings) or ("", "")
     assert status == "fail" and TOLD in text and "SSL_CERT_FILE" in text
     key = PrivateKey.generate()
     Credentials(tmp_path).put(url, Credential("phone", key.public_key, (key,)))
-    status, text = await asyncio.to_thread(check)
+    status, text = await asyncio.to_thread(cloud_link, settings) or ("", "")
     assert status == "warn" and TOLD in text and "answers alone" in text
 
 
