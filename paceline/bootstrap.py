@@ -67,7 +67,7 @@ from paceline.runtime.stimuli import StimulusLog
 from paceline.runtime.tracing import Tracer, tracer_of
 from paceline.runtime.workflows.run import Tools
 from paceline.runtime.workflows.web import WebAccess, WebLimits
-from paceline.sealing import PLAIN, Seal, open_answers_seal
+from paceline.sealing import Seal, open_answers_seal
 from paceline.secret_files import STDIN, private_folder, secret_lines
 from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
 from paceline.sql import Home
@@ -174,7 +174,9 @@ async def run_node(
             temperature = settings.tuning.relevance_temperature
         judge = next((Judge(partial(load_pointer, folder)) for folder in shipped.values() if is_reader(folder)), None)
         outcomes = Outcomes(settings.state_dir) if settings.side == "device" else None
-        kept = Kept(open_kv(settings, store), open_tables(settings, model, seal), temperature, judge, outcomes)
+        text = model.tokenizer
+        tables = TableStore(settings.state_dir / TABLES, text.fingerprint, text.vocab_size, seal=seal)
+        kept = Kept(open_kv(settings, store), tables, temperature, judge, outcomes)
         cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         guard = PolicyGuard(settings.side, settings.policy.policy(), database or settings.state_dir, names)
         handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
@@ -316,15 +318,6 @@ def open_outside(settings: NodeSettings) -> OutsideEndpoint | None:
         return None
     find = find_entities if outside.entities is None else combined(find_entities, load_entity_model(outside.entities))
     return OutsideEndpoint(outside.url, outside.model, outside.key, find=find)
-
-
-def open_tables(settings: NodeSettings, model: ServedModel, seal: Seal = PLAIN) -> TableStore:
-    """Open the look-up tables that answers are drafted from: one table per key, in the state directory.
-
-    seal: of the files, see `sealing.open_answers_seal`.
-    """
-    tokenizer = model.tokenizer
-    return TableStore(settings.state_dir / TABLES, tokenizer.fingerprint, tokenizer.vocab_size, seal=seal)
 
 
 def open_stimuli(settings: NodeSettings) -> StimulusLog | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
@@ -95,13 +95,8 @@ def served_name(settings: NodeSettings, model: ServedModel) -> str:
 
 
 def sampling_of(settings: NodeSettings) -> SamplingDefaults:
-    return SamplingDefaults(
-        temperature=settings.answers.temperature,
-        top_p=settings.answers.top_p,
-        top_k=settings.answers.top_k,
-        min_p=settings.answers.min_p,
-        repetition_penalty=settings.answers.repetition_penalty,
-    )
+    names = (each.name for each in fields(SamplingDefaults))
+    return SamplingDefaults(**{name: getattr(settings.answers, name) for name in names})
 
 
 def device_of(settings: NodeSettings, info: ModelInfo) -> str:

@@ -419,9 +419,7 @@ def _has_sealed(responses: Path) -> bool:
         return False
     try:
         with closing(sqlite3.connect(f"{responses.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-            table = "response_keys" if "response_keys" in tables else "keys"  # as earlier releases called it
-            return connection.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() is not None
+            return connection.execute("SELECT 1 FROM response_keys LIMIT 1").fetchone() is not None
     except sqlite3.Error:
         return False
 

@@ -184,14 +184,8 @@ def in_own_thread(call: Callable[[], T]) -> T:
 
 def processor_flags() -> frozenset[str]:
     """Instruction sets, as Linux spells them; empty on other systems."""
-    return frozenset(_cpu_info("flags").split())
-
-
-def _cpu_info(field: str) -> str:
-    """The first value of a field; "" where there is none."""
     try:
         lines = CPU_INFO.read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    split = (line.partition(":") for line in lines)
-    return next((value.strip() for key, _, value in split if key.strip() == field), "")
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").partition(":")[2].split())

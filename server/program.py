@@ -110,23 +110,19 @@ def server_key(state_dir: Path) -> PrivateKey:
 def _read_key(content: bytes, where: object) -> PrivateKey:
     try:
         key = load_pem_private_key(content, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise TypeError(type(key))
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(_damaged(where)) from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(_damaged(where))
+        raise ConfigError(
+            f"{where} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and "
+            "enrol all devices again."
+        ) from error
     return PrivateKey(key.private_bytes_raw())
 
 
 def _pem(key: PrivateKey) -> bytes:
     private = Ed25519PrivateKey.from_private_bytes(key.seed)
     return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-
-
-def _damaged(where: object) -> str:
-    return (
-        f"{where} is not an Ed25519 key: restore it from a copy, or remove it, so that a new one is made, and enrol "
-        "all devices again."
-    )
 
 
 async def run(settings: ServerSettings) -> None:

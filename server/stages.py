@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -153,14 +153,11 @@ def opened_stages(
     options = EngineOptions("paged", settings.dtype, settings.engine_device, tuning.threads, None, settings.kv_mib)
     form = None if tuning.stage_format == "auto" else tuning.stage_format
 
-    @contextmanager
-    def opened(directory: Path, name: str) -> Iterator[AsyncEngine]:
-        pipeline = open_stages(
-            directory, wanted, name=name, key=key, admit=admit, options=options, format=form, standing=standing
+    def opened(directory: Path, name: str) -> AbstractContextManager[AsyncEngine]:
+        return closing(
+            open_stages(
+                directory, wanted, name=name, key=key, admit=admit, options=options, format=form, standing=standing
+            )
         )
-        try:
-            yield pipeline
-        finally:
-            pipeline.close()
 
     return opened
