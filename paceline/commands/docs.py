@@ -18,17 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import (
-    Config,
-    Json,
-    StateDir,
-    Where,
-    group_of,
-    opened_database,
-    settings_of,
-    show,
-    spread,
-)
+from paceline.commands.options import Json, Where, group_of, opened_database, show, spread
 from paceline.core.printable import is_text, printable, printable_lines
 from paceline.errors import ConfigError
 
@@ -40,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Documents:
+class Documents(Where):
     """The store that a side's program would open."""
 
     side: Annotated[
@@ -51,19 +41,16 @@ class Documents:
         Path | None,
         typer.Option("--docs-dir", "--store", help="folder of the documents; default: docs in the state directory"),
     ] = None
-    state_dir: StateDir = None
     embedder: Annotated[
         str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
     ] = None
-    config: Config = None
 
     @contextmanager
     def opened(self, *, again: bool = False) -> Iterator[DocumentStore]:
         from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
         from paceline.rag.store.documents import DocumentStore
 
-        flags = {"docs_dir": self.store, "state_dir": self.state_dir, "embedder": self.embedder}
-        settings = settings_of(self.side, self.config, **flags)
+        settings = self.settings(docs_dir=self.store, embedder=self.embedder)
         if settings.docs_dir.exists() and not settings.docs_dir.is_dir():
             raise ConfigError(f"{settings.docs_dir} is not a folder: give the folder of the documents with --docs-dir")
         embed_with = load_embedder(settings.embedder)
@@ -331,8 +318,7 @@ def _ruled_documents(where: Where) -> Iterator[tuple[list[RuledDocument], Policy
     from paceline.rag.store.readable import RuledDocuments
     from paceline.runtime.policy import PolicyState
 
-    settings = where.settings
-    documents = Documents(where.side, state_dir=where.state_dir, config=where.config)
+    settings, documents = where.settings(), Documents(where.side, where.state_dir, where.config)
     with ExitStack() as opened_here:
         if (database := opened_database(settings)) is not None:
             opened_here.callback(database.close)

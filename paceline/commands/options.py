@@ -27,7 +27,6 @@ import typer
 from pydantic.fields import FieldInfo
 
 from paceline.core.printable import printable_json
-from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.settings import AgentSettings, NodeSettings, ProgramSettings, ServerSettings, variable
 from paceline.settings_sources import Origins, describe, field_default, paths, resolve
@@ -91,11 +90,6 @@ SHOW_HELP = (
 CONFIG_HELP = "TOML file with settings; default: paceline.toml in the working directory, if there is one"
 
 
-def settings_of(side: Side, config: Path | None, **flags: object) -> NodeSettings:
-    """The settings of a side's program, as it would resolve them."""
-    return resolve(ServerSettings if side == "cloud" else AgentSettings, flags, os.environ, config)[0]
-
-
 def opened_database(settings: NodeSettings) -> Postgres | None:
     """The database that a server's settings name, to be closed; None where they name none. Raises ConfigError."""
     if not isinstance(settings, ServerSettings) or settings.database is None:
@@ -115,9 +109,10 @@ class Where:
     state_dir: StateDir = None
     config: Config = None
 
-    @property
-    def settings(self) -> NodeSettings:
-        return settings_of(self.side, self.config, state_dir=self.state_dir)
+    def settings(self, **flags: object) -> NodeSettings:
+        """Those of the side's program, as it would resolve them."""
+        flags["state_dir"] = self.state_dir
+        return resolve(ServerSettings if self.side == "cloud" else AgentSettings, flags, os.environ, self.config)[0]
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ class AtServer:
     config: Config = None
 
     def settings(self, **flags: object) -> ServerSettings:
-        found = settings_of("cloud", self.config, state_dir=self.state_dir, **flags)
+        found = Where("cloud", self.state_dir, self.config).settings(**flags)
         assert isinstance(found, ServerSettings)
         return found
 

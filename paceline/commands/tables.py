@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from paceline.commands.options import Json, Where, group_of, settings_of, show, spread
+from paceline.commands.options import Json, Where, group_of, show, spread
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def warm(
     from paceline.models import shipped
     from paceline.runtime import lookup_tables
 
-    settings = settings_of(where.side, where.config, state_dir=where.state_dir, model=model)
+    settings = where.settings(model=model)
     if not file.is_file():
         raise ConfigError(f"{file} is not a file: give JSON lines with dialogues")
     folder = settings.state_dir / lookup_tables.FOLDER
@@ -74,7 +74,7 @@ def list_(where: Where = CLOUD, as_json: Json = False) -> None:
     """List the tables: bases first, then those of owners."""
     from paceline.runtime.lookup_tables import FOLDER, table_files
 
-    files = table_files(where.settings.state_dir / FOLDER)
+    files = table_files(where.settings().state_dir / FOLDER)
     lines = [
         f"{_name(each):<24} {each.rows:>8} rows {each.num_bytes / 1e6:>8.1f} MB  vocabulary {each.vocabulary[:12]}"
         for each in files
@@ -98,7 +98,7 @@ def erase(
 
     if not (owners or every or base):
         raise ConfigError("name the owners whose tables are to be erased, or give --all or --base")
-    folder = where.settings.state_dir / FOLDER
+    folder = where.settings().state_dir / FOLDER
     files = table_files(folder)
     for owner in [None] if every else owners or ():
         mark_erased(folder, "" if owner == NO_KEY else owner)
