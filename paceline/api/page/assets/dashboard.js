@@ -3,7 +3,7 @@
 import { requestText } from "./api.js";
 import { KeyDialog } from "./key.js";
 import { History, Samples } from "./metrics.js";
-import { short, sparkline, svg, table } from "./svg.js";
+import { short, sparkline, svg, table } from "./elements.js";
 
 const EVERY_MS = 2000;
 const KEPT = 150; // samples: five minutes

@@ -1,6 +1,6 @@
 // How an answer was written: what each side did when, what went over the link, and what it cost. From the report alone.
 
-import { short, svg, table } from "./svg.js";
+import { short, svg, table } from "./elements.js";
 import { t } from "./text.js";
 
 const WIDTH = 720;
