@@ -1,8 +1,9 @@
 // A question or an answer on the screen, with its sources, its notes, how it was written, and what may be done with it.
 
 import { request } from "./api.js";
+import { icon, iconButton, make } from "./elements.js";
 import { renderMarkdown } from "./markdown.js";
-import { copyButton, icon, iconButton, make, voiceButton } from "./rich.js";
+import { copyButton, voiceButton } from "./rich.js";
 import { appendRun, NONE, Run } from "./run.js";
 import { t } from "./text.js";
 

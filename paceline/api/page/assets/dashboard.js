@@ -1,9 +1,10 @@
 // The page /dashboard: what this side does, from /metrics alone.
 
 import { requestText } from "./api.js";
+import { fact, make, short, sparkline, svg, table, wide } from "./elements.js";
 import { KeyDialog } from "./key.js";
+import { save } from "./list.js";
 import { History, Samples } from "./metrics.js";
-import { short, sparkline, svg, table } from "./elements.js";
 
 const EVERY_MS = 2000;
 const KEPT = 150; // samples: five minutes
@@ -23,18 +24,15 @@ let paused = false;
 /** One subject: figures, pictures and tables that are drawn anew where they are. */
 class Panel {
   constructor(title) {
-    this.node = document.createElement("section");
-    this.node.className = "panel";
-    this.node.ariaLabel = title;
+    this.node = make("section", { className: "panel", ariaLabel: title }, make("h2", { textContent: title }));
     this.parts = new Map();
-    this.node.append(Object.assign(document.createElement("h2"), { textContent: title }));
     $("panels").append(this.node);
   }
 
-  /** The part of this name, made at first by `make`. */
-  part(name, make) {
+  /** The part of this name, which is made at first. */
+  part(name, made) {
     if (!this.parts.has(name)) {
-      this.parts.set(name, make());
+      this.parts.set(name, made());
       this.node.append(this.parts.get(name));
     }
     return this.parts.get(name);
@@ -42,12 +40,8 @@ class Panel {
 
   /** A figure. value: the number itself, as /metrics has it or as it follows from it; shown: how it is written. */
   figure(name, value, shown = short(value)) {
-    const list = this.part("figures", () => Object.assign(document.createElement("dl"), { className: "facts" }));
-    const pair = this.part(`figure ${name}`, () => {
-      const made = document.createElement("div");
-      made.append(Object.assign(document.createElement("dt"), { textContent: name }), document.createElement("dd"));
-      return made;
-    });
+    const list = this.part("figures", () => make("dl", { className: "facts" }));
+    const pair = this.part(`figure ${name}`, () => fact(name, ""));
     if (pair.parentNode !== list) list.append(pair);
     pair.dataset.figure = name;
     pair.dataset.value = value;
@@ -55,12 +49,11 @@ class Panel {
   }
 
   draw(name, ...content) {
-    const part = this.part(name, () => Object.assign(document.createElement("div"), { className: "wide", tabIndex: 0, role: "group", ariaLabel: name }));
-    part.replaceChildren(...content);
+    this.part(name, () => wide(name)).replaceChildren(...content);
   }
 
   line(name, values, unit) {
-    this.draw(name, Object.assign(document.createElement("p"), { className: "fine", textContent: `${name}: ${short(values.at(-1) ?? 0)} ${unit}` }), sparkline(values, `${name}, ${unit}`));
+    this.draw(name, make("p", { className: "fine", textContent: `${name}: ${short(values.at(-1) ?? 0)} ${unit}` }), sparkline(values, `${name}, ${unit}`));
   }
 }
 
@@ -103,14 +96,8 @@ function shares(parts) {
     x += width;
     return bar;
   });
-  const text = Object.assign(document.createElement("p"), { className: "fine", textContent: told });
-  return wrapped(svg("svg", { viewBox: "0 0 300 10", preserveAspectRatio: "none", class: "parts", role: "img", "aria-label": told }, ...bars), text);
-}
-
-function wrapped(...content) {
-  const made = document.createElement("div");
-  made.append(...content);
-  return made;
+  const text = make("p", { className: "fine", textContent: told });
+  return make("div", {}, svg("svg", { viewBox: "0 0 300 10", preserveAspectRatio: "none", class: "parts", role: "img", "aria-label": told }, ...bars), text);
 }
 
 function strategies(all) {
@@ -205,7 +192,7 @@ function left(all) {
   const kinds = all.values("paceline_sent_today_bytes", "kind");
   const rows = kinds.map((kind) => [kind, KINDS[kind] ?? "", short(all.sum("paceline_sent_today_bytes", { kind }))]);
   at.draw("By kind of message", rows.length ? table("Messages to the other side", ["kind", "what", "bytes"], rows) : document.createTextNode("Nothing yet."));
-  at.part("save", () => Object.assign(document.createElement("button"), { type: "button", textContent: "Save as CSV", onclick: save }));
+  at.part("save", () => make("button", { type: "button", textContent: "Save as CSV", onclick: saveSent }));
 }
 
 function hours(sent) {
@@ -224,11 +211,9 @@ function csv(all) {
   return [["hour", "kind", "bytes"], ...lines].map((line) => `${line.join(",")}\r\n`).join("");
 }
 
-function save() {
+function saveSent() {
   const day = new Date().toLocaleDateString("sv"); // YYYY-MM-DD
-  const address = URL.createObjectURL(new Blob([csv(history.last)], { type: "text/csv" }));
-  Object.assign(document.createElement("a"), { href: address, download: `paceline-sent-${day}.csv` }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
+  save(`paceline-sent-${day}.csv`, csv(history.last), "text/csv");
 }
 
 // ---- reading --------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 // The page /docs: examples with this server's address, and the list of its routes from openapi.json.
 
 import { request } from "./api.js";
-import { make } from "./rich.js";
+import { make } from "./elements.js";
 
 const base = new URL("v1", document.baseURI).href;
 const question = "When does the museum open?";

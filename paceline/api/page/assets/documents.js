@@ -2,7 +2,7 @@
 // own, which answers read as well: one for all conversations, and one for each that has files.
 
 import { request, requestAll, upload } from "./api.js";
-import { icon, make } from "./rich.js";
+import { icon, make } from "./elements.js";
 import { t } from "./text.js";
 
 const MADE_BY = "paceline page"; // in a store's metadata

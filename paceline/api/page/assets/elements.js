@@ -1,6 +1,17 @@
-// Elements of SVG, and the small pictures that the timeline and the dashboard share.
+// Elements of HTML and SVG, and the small pictures that the timeline and the dashboard share.
 
 const SVG = "http://www.w3.org/2000/svg";
+
+/** An element with properties, or attributes where it has no such property; children are elements or text. */
+export function make(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key in made && key !== "list") made[key] = value;
+    else made.setAttribute(key, value);
+  }
+  made.append(...children);
+  return made;
+}
 
 /** An element with attributes; children are elements or text. */
 export function svg(name, attributes = {}, ...children) {
@@ -8,6 +19,26 @@ export function svg(name, attributes = {}, ...children) {
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
+}
+
+/** One of the icons of index.html. */
+export function icon(name) {
+  return svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#i-${name}` }));
+}
+
+/** A button that shows an icon and says what it does. */
+export function iconButton(name, label, onclick) {
+  return make("button", { type: "button", className: "quiet", ariaLabel: label, title: label, onclick }, icon(name));
+}
+
+/** A name and what it is, of a list of facts. */
+export function fact(name, value) {
+  return make("div", {}, make("dt", { textContent: name }), make("dd", { textContent: value }));
+}
+
+/** What scrolls by itself where the page is narrow. */
+export function wide(name, ...content) {
+  return make("div", { className: "wide", tabIndex: 0, role: "group", ariaLabel: name }, ...content);
 }
 
 /** A number as people read it: three digits, and k or M for what is large. */
@@ -20,32 +51,25 @@ export function short(number) {
 
 /** A table with a caption. rows: texts; the first of each is its heading. */
 export function table(caption, head, rows) {
-  const made = document.createElement("table");
+  const made = make("table");
   made.createCaption().textContent = caption;
   const top = made.createTHead().insertRow();
-  for (const text of head) top.append(cell("th", text, "col"));
+  for (const text of head) top.append(make("th", { textContent: text, scope: "col" }));
   const body = made.createTBody();
   for (const [first, ...rest] of rows) {
     const row = body.insertRow();
-    row.append(cell("th", first, "row"), ...rest.map((text) => cell("td", text)));
+    row.append(make("th", { textContent: first, scope: "row" }), ...rest.map((text) => make("td", { textContent: text })));
     for (const each of row.cells) each.classList.toggle("prose", /^[^\d–]*$/.test(each.textContent));
   }
   return made;
 }
 
-function cell(name, text, scope) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (scope) made.scope = scope;
-  return made;
-}
-
 /** The course of some values, the newest at the right. */
 export function sparkline(values, name) {
-  const [wide, high] = [300, 36];
+  const [width, high] = [300, 36];
   const most = Math.max(...values, 0) || 1;
-  const points = values.map((value, at) => `${((wide * at) / Math.max(1, values.length - 1)).toFixed(1)},${(high - 1 - ((high - 2) * value) / most).toFixed(1)}`);
+  const points = values.map((value, at) => `${((width * at) / Math.max(1, values.length - 1)).toFixed(1)},${(high - 1 - ((high - 2) * value) / most).toFixed(1)}`);
   const label = values.length ? `${name}: now ${short(values.at(-1))}, at most ${short(most)}` : `${name}: not known yet`;
-  const parts = points.length > 1 ? [svg("polygon", { points: `0,${high} ${points.join(" ")} ${wide},${high}` }), svg("polyline", { points: points.join(" ") })] : [];
-  return svg("svg", { viewBox: `0 0 ${wide} ${high}`, preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label }, ...parts);
+  const parts = points.length > 1 ? [svg("polygon", { points: `0,${high} ${points.join(" ")} ${width},${high}` }), svg("polyline", { points: points.join(" ") })] : [];
+  return svg("svg", { viewBox: `0 0 ${width} ${high}`, preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": label }, ...parts);
 }

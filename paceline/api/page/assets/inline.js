@@ -3,6 +3,7 @@
 // Each search that fails is remembered, so that hostile text takes time in proportion to its length. Images are shown as
 // links: a page that loaded them would tell another host what a private document says.
 
+import { make } from "./elements.js";
 import { showFormula } from "./rich.js";
 import { appendRun, Run } from "./run.js";
 
@@ -132,7 +133,7 @@ class Inline {
     if (size < 1 || source.includes("\n")) return null;
     const end = from + size + closes.length;
     if (opens === "$" && (SPACE.test(source.at(-1)) || WORD.test(this.text[end] ?? ""))) return null;
-    return { name: "formula", end, append: (parent) => parent.append(showFormula(document.createElement("span"), source, false)) };
+    return { name: "formula", end, append: (parent) => parent.append(showFormula(make("span"), source, false)) };
   }
 
   code(at) {
@@ -220,7 +221,7 @@ class Inline {
       name,
       end,
       append: (parent) => {
-        const made = document.createElement(name);
+        const made = make(name);
         fill(made, this.run.slice(from, to));
         parent.append(made);
       },
@@ -246,10 +247,7 @@ function closers(text) {
 }
 
 function anchor(address, label, fill) {
-  const made = document.createElement("a");
-  made.href = address;
-  made.target = "_blank";
-  made.rel = "noopener noreferrer nofollow";
+  const made = make("a", { href: address, target: "_blank", rel: "noopener noreferrer nofollow" });
   made.title = address; // whose text may name another one
   fill(made, label);
   if (!made.textContent) made.textContent = address;

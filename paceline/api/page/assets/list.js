@@ -1,7 +1,7 @@
 // The list of conversations: search, groups, and a menu for each with rename, pin, export and delete.
 
 import { asJson, asMarkdown } from "./conversation.js";
-import { icon, iconButton, make } from "./rich.js";
+import { icon, iconButton, make } from "./elements.js";
 import { t } from "./text.js";
 
 const DAY = 86_400_000; // ms

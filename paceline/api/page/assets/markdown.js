@@ -1,6 +1,7 @@
 // Markdown in blocks: paragraphs, headings, lists, quotes, fenced code, tables. A subset of CommonMark and of GitHub's
 // tables, without HTML. A block that has not changed keeps its nodes, so that an answer can be rendered as it arrives.
 
+import { make } from "./elements.js";
 import { showInline } from "./inline.js";
 import { colourCode, copyButton, showFormula } from "./rich.js";
 import { appendRun, Run } from "./run.js";
@@ -68,7 +69,7 @@ function follow(parent, parts, until = Infinity, first = parent.firstElementChil
 /** A part that is an element, which `fill` fills. */
 function filled(name, fill, kind = name, attributes = {}) {
   return { kind, fill, build: () => {
-    const node = Object.assign(document.createElement(name), attributes);
+    const node = make(name, attributes);
     fill(node);
     return node;
   } };
@@ -130,7 +131,7 @@ function parseBlock(lines, at, depth) {
     const found = displayed(lines, at, formula);
     if (found) return found;
   }
-  if (isRule(text)) return { end: at + 1, build: () => document.createElement("hr") };
+  if (isRule(text)) return { end: at + 1, build: () => make("hr") };
   if (depth < MAX_DEPTH && QUOTE.test(text)) return quote(lines, at, depth);
   if (depth < MAX_DEPTH && ITEM.test(text)) return list(lines, at, depth);
   return table(lines, at) ?? paragraph(lines, at, depth);
@@ -148,7 +149,7 @@ function begins(lines, at, depth) {
 }
 
 function element(name, run) {
-  const made = document.createElement(name);
+  const made = make(name);
   appendRun(made, run);
   return made;
 }
@@ -190,23 +191,15 @@ function displayed(lines, at, formula) {
     if (close === -1) continue;
     if (!BLANK.test(lines[end].text.slice(close + closes.length))) return null; // text goes on behind it
     const source = Run.join(lines.slice(at, end + 1)).text.trim().slice(formula[1].length, -closes.length);
-    return { end: end + 1, build: () => showFormula(document.createElement("div"), source, true) };
+    return { end: end + 1, build: () => showFormula(make("div"), source, true) };
   }
   return null;
 }
 
 function codeBlock(content, language, closed) {
-  const figure = document.createElement("figure");
-  figure.className = "code";
-  const bar = document.createElement("figcaption");
-  const name = document.createElement("span");
-  name.textContent = language || "text";
-  const pre = document.createElement("pre");
-  pre.tabIndex = 0; // scrolled with the keyboard
   const code = Object.assign(element("code", content), { run: content });
-  bar.append(name, copyButton(content.text));
-  pre.append(code);
-  figure.append(bar, pre);
+  const bar = make("figcaption", {}, make("span", { textContent: language || "text" }), copyButton(content.text));
+  const figure = make("figure", { className: "code" }, bar, make("pre", { tabIndex: 0 }, code)); // scrolled with the keyboard
   if (language && closed) colourCode(code, content, language);
   return figure;
 }
@@ -300,12 +293,10 @@ function table(lines, at) {
   }) });
   const rows = filled("tbody", (node) => follow(node, lines.slice(at + 2, end).map((run) => row("td", run))));
   const build = () => {
-    const made = document.createElement("table");
+    const made = make("table");
     made.createTHead().append(row("th", lines[at]).build());
     made.append(rows.build());
-    const frame = Object.assign(document.createElement("div"), { className: "table", tabIndex: 0 });
-    frame.append(made);
-    return frame;
+    return make("div", { className: "table", tabIndex: 0 }, made);
   };
   const top = Run.join(lines.slice(at, at + 2));
   return { end, build, kind: `table ${top.text} ${top.lanes}`, fill: (frame) => rows.fill(frame.querySelector("tbody")) };

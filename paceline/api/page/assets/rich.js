@@ -1,6 +1,7 @@
-// Colours of code, formulas and icons, as nodes. The libraries in vendor/ are loaded when something first needs them; until
+// Colours of code, formulas and the page's buttons, as nodes. The libraries in vendor/ are loaded when something first needs them; until
 // then, and where one fails, the text stands as it was written.
 
+import { icon, iconButton, make } from "./elements.js";
 import { appendRun } from "./run.js";
 import { t } from "./text.js";
 
@@ -10,35 +11,8 @@ const MAX_LINE = 200; // likewise
 const MAX_FORMULA = 2000; // likewise
 // A macro whose argument stands in it many times makes millions of nodes of a short formula.
 const DEFINES = /\\(?:[gex]?def|(?:future)?let|(?:new|renew|provide)command)(?![a-zA-Z])/;
-const SVG = "http://www.w3.org/2000/svg";
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', "#x27": "'" };
 const PIECE = /<span class="([\w\- ]+)">|<\/span>|&(#?\w+);|[^<&]+/g; // all that highlight.js writes
-
-export function make(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (key in made && key !== "list") made[key] = value;
-    else made.setAttribute(key, value);
-  }
-  made.append(...children);
-  return made;
-}
-
-/** One of the icons of index.html. */
-export function icon(name) {
-  const made = document.createElementNS(SVG, "svg");
-  const use = document.createElementNS(SVG, "use");
-  use.setAttribute("href", `#i-${name}`);
-  made.setAttribute("class", "icon");
-  made.setAttribute("aria-hidden", "true");
-  made.append(use);
-  return made;
-}
-
-/** A button that shows an icon and says what it does. */
-export function iconButton(name, label, onclick) {
-  return make("button", { type: "button", className: "quiet", ariaLabel: label, title: label, onclick }, icon(name));
-}
 
 export function copyButton(text) {
   const button = iconButton("copy", t("copy"), null);

@@ -1,6 +1,6 @@
 // The form of settings, the two choices beside the question, and the options of one conversation.
 
-import { make } from "./rich.js";
+import { make } from "./elements.js";
 import { LANGUAGES, t } from "./text.js";
 
 const PRIVACY = { open: "privacyOpen", "": "privacyDefault", "answer-private": "privacyAnswer", "local-only": "privacyLocal" };

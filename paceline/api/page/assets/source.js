@@ -3,7 +3,7 @@
 import { request } from "./api.js";
 import { safeAddress } from "./inline.js";
 import { renderDocument } from "./markdown.js";
-import { make } from "./rich.js";
+import { make } from "./elements.js";
 import { t } from "./text.js";
 
 const FEWEST = 8; // characters of a run of words that is marked

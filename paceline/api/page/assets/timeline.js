@@ -1,6 +1,6 @@
 // How an answer was written: what each side did when, what went over the link, and what it cost. From the report alone.
 
-import { short, svg, table } from "./elements.js";
+import { fact, make, short, svg, table, wide } from "./elements.js";
 import { t } from "./text.js";
 
 const WIDTH = 720;
@@ -14,11 +14,10 @@ const MARKS = ["lost", "refused", "passed_over", "back"];
 export function timeline(report) {
   const found = Array.isArray(report?.timeline) ? report.timeline : [];
   const moments = found.filter((each) => SIDES.includes(each.side)).map((each) => ({ of: "", took_ms: 0, ...each }));
-  const figure = document.createElement("figure");
-  figure.className = "timeline";
-  figure.append(facts(report, moments));
+  const figure = make("figure", { className: "timeline" }, facts(report, moments));
   if (moments.length) {
-    figure.append(picture(moments), legend(), costs(moments), bytes(moments), unfold(t("asTable"), all(moments)));
+    const legend = make("p", { className: "fine", textContent: t("timelineLegend") });
+    figure.append(picture(moments), legend, costs(moments), bytes(moments), unfold(t("asTable"), all(moments)));
   }
   return figure;
 }
@@ -33,14 +32,8 @@ const end = (moment) => moment.ms + moment.took_ms;
 const did = (kind) => t(`did_${kind}`);
 
 function facts(report, moments) {
-  const list = document.createElement("dl");
-  list.className = "facts";
-  const add = (name, value) => {
-    const pair = document.createElement("div");
-    pair.append(document.createElement("dt"), document.createElement("dd"));
-    [pair.firstChild.textContent, pair.lastChild.textContent] = [name, value];
-    list.append(pair);
-  };
+  const list = make("dl", { className: "facts" });
+  const add = (name, value) => list.append(fact(name, value));
   const told = moments.filter((each) => each.kind === "tokens");
   const tokens = sum(moments, "tokens");
   if (told.length) {
@@ -79,9 +72,9 @@ function picture(moments) {
   const most = (kind) => Math.max(1, ...SIDES.flatMap((side) => binned(moments.filter((each) => each.kind === kind && each.side === side), until)));
   const work = (side) => (top, height) =>
     moments.filter((each) => each.side === side && ["search", "prefill"].includes(each.kind)).map((each) => {
-      const wide = Math.max(2, x(end(each)) - x(each.ms));
+      const width = Math.max(2, x(end(each)) - x(each.ms));
       const high = each.kind === "search" ? 0 : height / 2;
-      return svg("rect", { x: x(each.ms), y: top + high, width: wide, height: height / 2 - 1, class: `span ${each.kind} ${side}` }, svg("title", {}, `${short(each.took_ms)} ms: ${short(each.number)} ${did(each.kind)}`));
+      return svg("rect", { x: x(each.ms), y: top + high, width, height: height / 2 - 1, class: `span ${each.kind} ${side}` }, svg("title", {}, `${short(each.took_ms)} ms: ${short(each.number)} ${did(each.kind)}`));
     });
   const has = (side, ...kinds) => moments.some((each) => each.side === side && kinds.includes(each.kind));
   const rows = (side) => {
@@ -101,14 +94,7 @@ function picture(moments) {
   }
   const sides = SIDES.map((side) => `${t(side)} ${sum(moments, "tokens", side)} ${did("tokens")}, ${sum(moments, "drafted", side)} ${did("drafted")}`);
   const label = `${short(Math.round(until))} ms: ${sides.join("; ")}; ${sum(moments, "round_trips")} ${t("roundTrips")}.`;
-  const made = svg("svg", { viewBox: `0 0 ${WIDTH} ${y + 20}`, role: "img", "aria-label": label }, ...parts);
-  const wide = document.createElement("div");
-  wide.className = "wide";
-  wide.tabIndex = 0; // it scrolls where the page is narrow
-  wide.role = "group";
-  wide.ariaLabel = t("written");
-  wide.append(made);
-  return wide;
+  return wide(t("written"), svg("svg", { viewBox: `0 0 ${WIDTH} ${y + 20}`, role: "img", "aria-label": label }, ...parts));
 }
 
 function binned(moments, until) {
@@ -121,13 +107,6 @@ function bar(x, until, at, top, height, share, style, title) {
   const [from, to] = [x((at * until) / BINS), x(((at + 1) * until) / BINS)];
   const high = Math.max(2, height * share);
   return svg("rect", { x: from, y: top + height - high, width: to - from - 0.8, height: high, class: style }, svg("title", {}, title));
-}
-
-function legend() {
-  const made = document.createElement("p");
-  made.className = "fine";
-  made.textContent = t("timelineLegend");
-  return made;
 }
 
 /** Bytes sent above the middle, received below it, before the round trips. */
@@ -150,14 +129,9 @@ function link(moments, x, until, top, height) {
 
 /** Whose turn it was, where that changed, and what `auto` compared. */
 function costs(moments) {
-  const part = document.createElement("div");
-  part.className = "costs";
+  const part = make("div", { className: "costs" });
   const chosen = moments.filter(({ kind }) => kind === "strategy").map(({ of }) => of);
-  if (chosen.length > 1) {
-    const lead = document.createElement("p");
-    lead.textContent = chosen.join(` ${t("then")} `);
-    part.append(lead);
-  }
+  if (chosen.length > 1) part.append(make("p", { textContent: chosen.join(` ${t("then")} `) }));
   const compared = moments.filter(({ kind }) => kind === "cost_ms");
   if (compared.length) {
     const most = Math.max(1e-9, ...compared.map(({ number }) => number));
@@ -174,11 +148,10 @@ function costs(moments) {
 
 function bytes(moments) {
   const kinds = [...new Set(moments.filter(({ kind }) => kind === "sent" || kind === "received").map(({ of }) => of))].sort();
-  const part = document.createElement("div");
-  if (!kinds.length) return part;
+  if (!kinds.length) return "";
   const of = (way, name) => sum(moments.filter((each) => each.of === name), way);
-  part.append(table(t("bytesByKind"), [t("message"), t("sent"), t("received")], kinds.map((name) => [name, of("sent", name), of("received", name)])));
-  return part;
+  const rows = kinds.map((name) => [name, of("sent", name), of("received", name)]);
+  return make("div", {}, table(t("bytesByKind"), [t("message"), t("sent"), t("received")], rows));
 }
 
 function all(moments) {
@@ -198,15 +171,5 @@ function all(moments) {
 }
 
 function unfold(title, content) {
-  const details = document.createElement("details");
-  const summary = document.createElement("summary");
-  summary.textContent = title;
-  const wide = document.createElement("div");
-  wide.className = "wide";
-  wide.tabIndex = 0;
-  wide.role = "group";
-  wide.ariaLabel = title;
-  wide.append(content);
-  details.append(summary, wide);
-  return details;
+  return make("details", {}, make("summary", { textContent: title }), wide(title, content));
 }

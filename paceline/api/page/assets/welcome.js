@@ -1,6 +1,6 @@
 // What is shown before anything is asked: what this side can read, by name, and questions that its documents answer.
 
-import { icon, make } from "./rich.js";
+import { icon, make } from "./elements.js";
 import { t } from "./text.js";
 
 const QUESTIONS = 3;
