@@ -3,7 +3,7 @@
 // the key with which it was begun; other keys of this browser see nothing of it.
 
 import { request, requestAll } from "./api.js";
-import { DONE, merge, newAnswer, newConversation, upgraded } from "./conversation.js";
+import { DONE, merge, newAnswer, newConversation } from "./conversation.js";
 import { deleteConversation, loadConversations, ownConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
@@ -55,10 +55,10 @@ export class Archive {
     const unsaved = [...held.values()].filter((each) => this.unsaved.has(each));
     const others = all.filter(({ id, deleted }) => deleted && !unsaved.some((each) => each.id === id));
     this.deleted = [...unsaved, ...others.map((each) => held.get(each.id) ?? each)];
-    return all.filter((each) => !each.deleted).map(upgraded);
+    return all.filter((each) => !each.deleted);
   }
 
-  /** The server has taken the key in use: what no key has, of a former release too, is this one's from now on. */
+  /** The server has taken the key in use: what no key has is this one's from now on. */
   async own() {
     this.taken = true;
     for (const each of this.conversations) each.owner ??= this.owner;

@@ -93,19 +93,6 @@ function rank({ state, sequence = -1, report }) {
   return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence;
 }
 
-/** A conversation of a former release, which was a list, or of a file. */
-export function upgraded(conversation) {
-  const whole = { ...newConversation(), ...conversation };
-  let parent = null;
-  for (const [index, message] of whole.messages.entries()) {
-    if (!message.id) Object.assign(message, { id: randomId(), parent });
-    whole.messages[index] = message.role === "assistant" ? { ...newAnswer(), state: "done", ...message } : message;
-    parent = message.id;
-  }
-  whole.leaf ??= parent;
-  return whole;
-}
-
 /** The body of a request for an answer to what is shown. `stores`: of uploads. `kept`: the server goes on by itself. */
 export function requestBody(conversation, settings, stores, kept) {
   const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation.options;
@@ -157,7 +144,10 @@ export function fromJson(text) {
     const plain = messages.filter(({ role, text: said }) => ["user", "assistant"].includes(role) && typeof said === "string");
     const known = new Set();
     const taken = plain.map((message) => takenFrom(message, known));
-    return upgraded({ title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(), leaf, options: Object(options), messages: taken });
+    return {
+      ...newConversation(), title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(),
+      leaf: leaf ?? taken.at(-1)?.id ?? null, options: Object(options), messages: taken,
+    };
   });
 }
 
@@ -165,12 +155,13 @@ export function fromJson(text) {
 function takenFrom(message, known) {
   const shape = message.role === "user" ? { role: "", text: "" } : newAnswer();
   const fits = ([name, value]) => name in shape && typeof value === typeof shape[name] && Array.isArray(value) === Array.isArray(shape[name]);
-  const found = { ...Object.fromEntries(Object.entries(message).filter(fits)), state: DONE.has(message.state) ? message.state : "cut" };
-  if (message.role === "user") delete found.state;
-  else Object.assign(found, { response: "", sequence: -1, kept: false, calls: (found.calls ?? []).filter(Boolean) });
+  const found = { ...shape, ...Object.fromEntries(Object.entries(message).filter(fits)) };
+  if (message.role !== "user") {
+    const state = DONE.has(message.state) ? message.state : "cut";
+    Object.assign(found, { state, response: "", sequence: -1, kept: false, calls: found.calls.filter(Boolean) });
+  }
   if (Array.isArray(found.report?.citations)) found.report.citations = found.report.citations.filter(Boolean);
-  if (message.id === undefined) return found; // of a former release: `upgraded` gives it its place
-  found.id = /^\w{1,64}$/.test(message.id) && !known.has(message.id) ? message.id : randomId();
+  found.id = /^\w{1,64}$/.test(message.id ?? "") && !known.has(message.id) ? message.id : randomId();
   found.parent = known.has(message.parent) ? message.parent : null;
   known.add(found.id);
   return found;

@@ -91,7 +91,7 @@ export function saveUnfinished(conversations) {
 
 function unfinished() {
   const found = recalledObject(UNFINISHED);
-  return (Array.isArray(found) ? found : [found]).filter((each) => each?.id); // one alone of a former release
+  return Array.isArray(found) ? found.filter((each) => each?.id) : [];
 }
 
 /** All conversations of this owner, the latest first. */
