@@ -111,14 +111,8 @@ class Fleet:
         self._on_beat.append(call)
 
     # ---- links of devices -------------------------------------------------------------------------------------------
-    def linked(self, device: str) -> None:
-        """Record that a device's link is here now, wherever it was before. Returns at once, as the next."""
-        self._tell(device, is_here=True)
-
-    def unlinked(self, device: str) -> None:
-        self._tell(device, is_here=False)
-
-    def _tell(self, device: str, *, is_here: bool) -> None:
+    def linked(self, device: str, *, is_here: bool = True) -> None:
+        """Record that a device's link is here now, wherever it was before, or here no longer. Returns at once."""
         with self._telling:
             self._untold[device] = is_here
         self._teller.submit(self._told)

@@ -87,7 +87,7 @@ class Postgres:
             self.name = database_name(url)
         except ValueError as error:
             raise ConfigError(f"The URL of a database: {error}.") from None
-        self._pool = ConnectionPool(
+        self.pool = ConnectionPool(
             url,
             min_size=1,
             max_size=MAX_CONNECTIONS,
@@ -105,15 +105,15 @@ class Postgres:
                 first.execute(
                     f"CREATE TABLE IF NOT EXISTS {SCHEMA}.versions (store text PRIMARY KEY, version bigint NOT NULL)"
                 )
-            self._pool.open(wait=True, timeout=WAIT_S)
+            self.pool.open(wait=True, timeout=WAIT_S)
         except psycopg.Error as error:
-            self._pool.close()
+            self.pool.close()
             raise ConfigError(f"{self.name.capitalize()} cannot be used: {error} Check --database.") from error
 
     def close(self) -> None:
         if self.fleet is not None:
             self.fleet.close()
-        self._pool.close()
+        self.pool.close()
 
     def join(self, url: str) -> Fleet:
         """Become one of the servers that share the database. url: by which the others reach this one."""
@@ -123,17 +123,9 @@ class Postgres:
     def place(self, store: str, _: str) -> PostgresPlace:
         return PostgresPlace(self, store)
 
-    @contextmanager
-    def connection(self) -> Iterator[psycopg.Connection]:
+    def connection(self) -> AbstractContextManager[psycopg.Connection]:
         """A connection from the pool, for a moment."""
-        with self._pool.connection() as held:
-            yield held
-
-    def take(self) -> psycopg.Connection:
-        return self._pool.getconn()
-
-    def give_back(self, held: psycopg.Connection) -> None:
-        self._pool.putconn(held)
+        return self.pool.connection()
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -214,7 +206,7 @@ class PostgresConnection:
         return cursor
 
     def begin(self, mode: Mode) -> None:
-        held = self._postgres.take()
+        held = self._postgres.pool.getconn()
         try:
             held.execute(_BEGIN[mode])
             if mode == "alone":
@@ -243,7 +235,7 @@ class PostgresConnection:
         """Without a transaction: the pool would take one for a mistake."""
         with suppress(psycopg.Error):
             held.rollback()
-        self._postgres.give_back(held)
+        self._postgres.pool.putconn(held)
 
     def version(self) -> int | None:
         row = self.execute("SELECT version FROM versions WHERE store = ?", (self._store,)).fetchone()

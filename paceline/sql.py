@@ -256,8 +256,23 @@ class SqliteFile:
     def connect(self) -> SqliteConnection:
         return connect(self.path)
 
-    def explained(self) -> AbstractContextManager[None]:
-        return speaking(self.name, self.kind)
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError as error:
+            raise DuplicateRow(f"{self.name}: {error}.") from error
+        except sqlite3.Error as error:
+            code: int = getattr(error, "sqlite_errorcode", 0)  # absent where Python itself raised it
+            advice = {
+                sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
+                sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",
+                sqlite3.SQLITE_READONLY: "Make the folder writable, or choose another.",
+                sqlite3.SQLITE_NOTADB: f"It is not {self.kind}: choose another folder, or remove that file.",
+                sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove it and begin again.",
+            }.get(code & 0xFF, "Check the folder, or choose another.")
+            full = code & 0xFF == sqlite3.SQLITE_FULL
+            raise StorageError(f"{self.name}: {error}. {advice}", full=full) from error
 
     def announce(self, connection: SqlConnection) -> None:
         """SQLite tells by itself."""
@@ -331,22 +346,3 @@ class OwnRows:
 def place_in(state: Path | Home, store: str, kind: str) -> StorePlace:
     """The place of a store: a file of its own in a folder, or where a database keeps it."""
     return SqliteFile(state / f"{store}.sqlite", kind) if isinstance(state, Path) else state.place(store, kind)
-
-
-@contextmanager
-def speaking(file: object, kind: str) -> Iterator[None]:
-    """Raise SQLite's errors as StorageError with advice. `kind`: what the file should be, such as "a token log"."""
-    try:
-        yield
-    except sqlite3.IntegrityError as error:
-        raise DuplicateRow(f"{file}: {error}.") from error
-    except sqlite3.Error as error:
-        code: int = getattr(error, "sqlite_errorcode", 0)  # absent where Python itself raised it
-        advice = {
-            sqlite3.SQLITE_FULL: "The disk is full: make room and try again.",
-            sqlite3.SQLITE_BUSY: "Another program is using it: try again when that has ended.",
-            sqlite3.SQLITE_READONLY: "Make the folder writable, or choose another.",
-            sqlite3.SQLITE_NOTADB: f"It is not {kind}: choose another folder, or remove that file.",
-            sqlite3.SQLITE_CORRUPT: "It is damaged: restore it from a copy, or remove it and begin again.",
-        }.get(code & 0xFF, "Check the folder, or choose another.")
-        raise StorageError(f"{file}: {error}. {advice}", full=code & 0xFF == sqlite3.SQLITE_FULL) from error

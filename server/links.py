@@ -217,7 +217,7 @@ class Links:
         await link.closed.wait()
         live = self._live.get(link.device)
         if live is None or live.link is link:  # not another one, that came up meanwhile
-            fleet.unlinked(link.device)
+            fleet.linked(link.device, is_here=False)
 
     def _forget(self, device: str, live: _Live) -> None:
         if self._live.get(device) is live:  # likewise

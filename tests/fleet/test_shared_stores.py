@@ -257,7 +257,7 @@ def test_a_server_that_has_left_is_no_place_of_a_device(servers: Servers) -> Non
     assert first.where("phone") is None
     second.linked("phone")  # it has come here
     eventually(lambda: first.where("phone") is not None)
-    first.unlinked("phone")  # which is told late
+    first.linked("phone", is_here=False)  # which is told late
     eventually(lambda: not first._untold)
     assert first.where("phone") is not None
     second.close()

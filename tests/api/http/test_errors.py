@@ -9,7 +9,7 @@ import pytest
 
 from paceline.api.http.errors import failure_of
 from paceline.errors import StorageError
-from paceline.sql import connect, speaking
+from paceline.sql import SqliteFile, connect
 
 
 def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -17,7 +17,7 @@ def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.L
     connection = connect(file)
     connection.execute("CREATE TABLE texts (text)")
     connection.execute("PRAGMA max_page_count = 3")  # as a full disk is to SQLite
-    with pytest.raises(StorageError) as raised, speaking(file, "a document store"):
+    with pytest.raises(StorageError) as raised, SqliteFile(file, "a document store").explained():
         connection.execute("INSERT INTO texts VALUES (?)", ("x" * 100_000,))
     connection.close()
     failure = failure_of(raised.value)
@@ -26,7 +26,7 @@ def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.L
 
 
 def test_a_damaged_file_is_503_and_no_path_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StorageError) as raised, speaking(tmp_path / "x.sqlite", "a token log"):
+    with pytest.raises(StorageError) as raised, SqliteFile(tmp_path / "x.sqlite", "a token log").explained():
         raise sqlite3.DatabaseError("file is not a database")
     failure = failure_of(raised.value)
     assert failure.status == 503 and "Retry-After" in failure.headers and str(tmp_path) not in failure.message
