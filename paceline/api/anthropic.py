@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from paceline.api.chat.output import admit_chat, annotations_of, optional, summary
+from paceline.api.chat.output import admit_chat, cited, optional, summary
 from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import AnswerReader, TextOutput, Thought, ToolCallArguments, ToolCallStart, arguments_of
 from paceline.api.generation.attachments import AnswerRoute
@@ -478,9 +478,9 @@ class MessageWriter(AnswerWriter):
 
     def _ended(self, done: GenerationResult) -> list[Json]:
         events: list[Json] = []
-        if self._open == "text" and (cited := [_citation(one, self._links) for one in done.citations]):
-            events = [self._delta({"type": "citations_delta", "citation": one}) for one in cited]
-            self._blocks[-1]["citations"] = cited
+        if self._open == "text" and (found := [_citation(one, self._links) for one in done.citations]):
+            events = [self._delta({"type": "citations_delta", "citation": one}) for one in found]
+            self._blocks[-1]["citations"] = found
         reason = "max_tokens" if done.reason == "length" else "stop_sequence" if done.stop else "end_turn"
         if reason == "end_turn" and self._reader.calls:
             reason = "tool_use"
@@ -522,16 +522,8 @@ class MessageWriter(AnswerWriter):
 
 def _citation(citation: Citation, links: Addresses) -> Json:
     """As of a search by the server: what clients know to have a URL."""
-    (annotation,) = annotations_of([citation], 0, links)
-    named = annotation["url_citation"]
-    assert isinstance(named, dict), "made by annotations_of"
-    return {
-        "type": "web_search_result_location",
-        "cited_text": citation.passage,
-        "url": named["url"],
-        "title": named["title"],
-        "encrypted_index": "",  # by which Anthropic finds its own results again
-    }
+    told: Json = {"type": "web_search_result_location", "cited_text": citation.passage, **cited(citation, links)}
+    return told | {"encrypted_index": ""}  # by which Anthropic finds its own results again
 
 
 def _usage(done: GenerationResult) -> Json:

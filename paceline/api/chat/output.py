@@ -123,9 +123,12 @@ class Choice:
         return message | self.annotations(links)
 
     def annotations(self, links: Addresses) -> Json:
-        citations = () if self.done is None else self.done.citations
-        length = sum(map(len, self._content))
-        return {"annotations": annotations_of(citations, length, links)} if citations else {}
+        """OpenAI's `url_citation`s, each spanning the answer."""
+        if self.done is None or not self.done.citations:
+            return {}
+        span = {"start_index": 0, "end_index": sum(map(len, self._content))}
+        told = [{"type": "url_citation", "url_citation": span | cited(one, links)} for one in self.done.citations]
+        return {"annotations": told}
 
     @property
     def reason(self) -> str | None:
@@ -331,20 +334,10 @@ def summary(whole: bool, dones: Sequence[GenerationResult], links: Addresses = N
     return (report(whole, dones[0], links) or {}) | {"degraded": degraded and degraded.degraded}
 
 
-def annotations_of(citations: Sequence[Citation], length: int, links: Addresses, *, places: bool = True) -> list[Json]:
-    """OpenAI's `url_citation`, spanning the answer. places: titles say where in the document the passage is."""
-    return [
-        {
-            "type": "url_citation",
-            "url_citation": {
-                "start_index": 0,
-                "end_index": length,
-                "title": ", ".join(filter(None, (citation.document or UNNAMED, citation.place if places else ""))),
-                "url": links.url(citation),
-            },
-        }
-        for citation in citations
-    ]
+def cited(citation: Citation, links: Addresses, *, places: bool = True) -> Json:
+    """Title and address. places: titles say where in the document the passage is."""
+    title = ", ".join(filter(None, (citation.document or UNNAMED, citation.place if places else "")))
+    return {"title": title, "url": links.url(citation)}
 
 
 def optional(name: str, value: Mapping[str, object] | None) -> Json:

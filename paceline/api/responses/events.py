@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from paceline.api.chat.output import UNNAMED, annotations_of, logprob_items
+from paceline.api.chat.output import UNNAMED, cited, logprob_items
 from paceline.api.chat.tools import AnswerReader, Said, TextOutput, Thought, ToolCallArguments, ToolCallStart
 from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure
@@ -295,16 +295,9 @@ def _annotation(citation: Citation, length: int, links: Addresses) -> Json:
     `length`: characters of the text, which is cited as a whole. Chat nests the URL in an object; responses do not.
     """
     if citation.file_id.startswith(FILE_PREFIX):
-        return {
-            "type": "file_citation",
-            "file_id": citation.file_id,
-            "filename": citation.document,
-            "index": length,
-        }
-    (annotation,) = annotations_of([citation], length, links, places=False)
-    cited = annotation["url_citation"]
-    assert isinstance(cited, dict), "written by annotations_of"
-    return {"type": "url_citation", **cited}
+        named = {"file_id": citation.file_id, "filename": citation.document}
+        return {"type": "file_citation", **named, "index": length}
+    return {"type": "url_citation", "start_index": 0, "end_index": length, **cited(citation, links, places=False)}
 
 
 def _result(citation: Citation, search: Search) -> Json:
@@ -492,9 +485,9 @@ def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None
     body = json.loads(encode_json(last)) | (
         {_RECORDS: msgspec.to_builtins(done.records, str_keys=True)} if done.records else {}
     )
-    cited = [citation.chunk_id for citation in done.citations]
+    quoted = [citation.chunk_id for citation in done.citations]
     found = [citation.chunk_id for citation in done.found if citation.file_id]
-    for chunk_ids, holders in ((cited, _cited(body)), (found, _results(body))):
+    for chunk_ids, holders in ((quoted, _cited(body)), (found, _results(body))):
         for chunk_id, (holder, key) in zip(chunk_ids if holders else (), holders, strict=True):
             holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id}
             if holder.pop(_PLACE, None) is not None and chunk_id is not None:
