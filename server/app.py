@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from paceline.api.app import include
 from paceline.api.http.hop import Hops
-from paceline.api.http.routing import KEEP_ALIVE_S, OpenRoute
+from paceline.api.http.routing import OpenRoute
 from paceline.api.openapi import REFUSALS
 from paceline.api.responses.endpoint import LoggedAnswer
 from paceline.errors import RequestError
@@ -111,7 +111,7 @@ def add_hops(app: FastAPI, fleet: Fleet, key: PrivateKey, has: Callable[[str | N
     """Have it pass on what other servers of its fleet are to answer. key: common to all. has: see `Hops`."""
 
     def follow(response: str, after: int) -> AsyncIterable[Any]:
-        return LoggedAnswer(app.state.responses.log, response, KEEP_ALIVE_S, after=after).body_iterator
+        return LoggedAnswer(app.state.responses.log, response, after=after).body_iterator
 
     app.state.admission.hops = hops = Hops(fleet, key.seed, has, follow)
     app.state.closers.append(hops.close)

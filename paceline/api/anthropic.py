@@ -554,7 +554,7 @@ async def create_message(
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
     writer = MessageWriter(call, generations[0].prompt_tokens, settings.addresses.of(request))
-    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
+    return sent(generations, writer, stream=asked.stream)
 
 
 @router.post("/count_tokens")

@@ -36,7 +36,7 @@ from paceline.api.generation.schema import SamplingFields
 from paceline.api.generation.streaming import AnswerWriter, sent
 from paceline.api.http.auth import Identity
 from paceline.api.http.body import Json, while_connected
-from paceline.api.http.routing import Caller, ServiceDep, SettingsDep
+from paceline.api.http.routing import Caller, ServiceDep
 from paceline.api.models import chat_model
 from paceline.api.openapi import answered, keyed_router
 from paceline.engine.base import ModelInfo
@@ -344,15 +344,13 @@ router = keyed_router("completions", "completions", route=PromptRoute)
 
 
 @router.post("/v1/completions", responses=answered("Completion", stream=CompletionEvent))
-async def complete(
-    asked: CompletionRequest, request: Request, service: ServiceDep, settings: SettingsDep, caller: Caller
-) -> Response:
+async def complete(asked: CompletionRequest, request: Request, service: ServiceDep, caller: Caller) -> Response:
     """Continue one or several texts. With `echo` and `logprobs` they are scored first, with `max_tokens` 0 nothing
     else."""
     call = completion_call(asked, service, caller)
     request.state.model = call.model.name  # for the log
     writer, generations = await while_connected(request.receive, begin(service, call))
-    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
+    return sent(generations, writer, stream=asked.stream)
 
 
 async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWriter, Sequence[Generation]]:

@@ -402,7 +402,9 @@ async def generate(
     """Answer one question, or continue a raw text, in Ollama's shape."""
     if not asked.prompt:
         return _loaded(asked, service)
-    return await (_continue if asked.raw else _answer)(asked, request, service, settings, caller)
+    if asked.raw:
+        return await _continue(asked, request, service, caller)
+    return await _answer(asked, request, service, settings, caller)
 
 
 async def _answer(
@@ -413,12 +415,10 @@ async def _answer(
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=settings.documents)
     generations = await admit_chat(request, call, service)
     writer = LineWriter(asked, call.tools, request.state.began)
-    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
+    return sent(generations, writer, stream=asked.stream)
 
 
-async def _continue(
-    asked: GenerateBody, request: Request, service: Service, settings: Settings, caller: Identity
-) -> Response:
+async def _continue(asked: GenerateBody, request: Request, service: Service, caller: Identity) -> Response:
     if not caller.may("completions"):
         raise RequestError(
             "This key may not continue raw prompts: it needs the scope 'completions'.",
@@ -430,7 +430,7 @@ async def _continue(
     request.state.model = call.model.name  # for the log
     _, generations = await while_connected(request.receive, begin(service, call))
     writer = LineWriter(asked, None, request.state.began)
-    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
+    return sent(generations, writer, stream=asked.stream)
 
 
 def _loaded(asked: ChatBody | GenerateBody, service: Service) -> Response:

@@ -383,4 +383,4 @@ async def complete_chat(
     links = settings.addresses.of(request)
     writer = ChatWriter(call, model.fingerprint, links, generations[0].prompt_tokens)
     # The answer starts when the response is sent: `GenerationFanIn` calls `run` of each generation.
-    return sent(generations, writer, stream=asked.stream, keep_alive=settings.keep_alive)
+    return sent(generations, writer, stream=asked.stream)

@@ -31,6 +31,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.api.generation.request import close_all
 from paceline.api.http.body import BrokenOffError, ClientGoneError, Json, encode_json, send_in_time, while_connected
 from paceline.api.http.errors import ErrorShape, failure_of
+from paceline.api.http.routing import Settings
 from paceline.api.observation import AnswerWatch, Observer
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult
@@ -154,11 +155,9 @@ class HeldOpen(Response):
     """Sends the JSON that `work` gives, which is cancelled when the client leaves. Raises what it raises while nothing
     has been sent, and else BrokenOffError."""
 
-    def __init__(self, work: Callable[[], Coroutine[object, object, bytes]], keep_alive: float) -> None:
-        """keep_alive: s of silence before a space."""
+    def __init__(self, work: Callable[[], Coroutine[object, object, bytes]]) -> None:
         super().__init__()
         self._work = work
-        self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         await while_connected(receive, self._put(scope, send))
@@ -167,7 +166,7 @@ class HeldOpen(Response):
         working = asyncio.create_task(_in_time(self._work(), scope))
         begun = False
         try:
-            while not (await asyncio.wait({working}, timeout=self._keep_alive))[0]:
+            while not (await asyncio.wait({working}, timeout=_silence(scope)))[0]:
                 if scope["http_version"] == "1.0":
                     continue
                 if not begun:
@@ -203,6 +202,12 @@ async def _in_time(work: Coroutine[object, object, bytes], scope: Scope) -> byte
             status=408,
             code="answer_too_late",
         ) from None
+
+
+def _silence(scope: Scope) -> float:
+    """Seconds of silence before a space or a ping."""
+    settings: Settings = scope["app"].state.settings
+    return settings.keep_alive
 
 
 def _seconds(value: bytes) -> float:
@@ -265,11 +270,9 @@ class AnswerWriter(ABC):
     def whole(self) -> Json: ...
 
 
-def sent(
-    generations: Sequence[Generation], writer: AnswerWriter, *, stream: bool, keep_alive: float
-) -> JsonAnswer | StreamedAnswer:
-    """The response that runs the generations when it is sent. keep_alive: s of silence before a space or a ping."""
-    return (StreamedAnswer if stream else JsonAnswer)(generations, writer, keep_alive)
+def sent(generations: Sequence[Generation], writer: AnswerWriter, *, stream: bool) -> JsonAnswer | StreamedAnswer:
+    """The response that runs the generations when it is sent."""
+    return (StreamedAnswer if stream else JsonAnswer)(generations, writer)
 
 
 def _fan_in(scope: Scope, generations: Sequence[Generation]) -> GenerationFanIn:
@@ -280,8 +283,8 @@ def _fan_in(scope: Scope, generations: Sequence[Generation]) -> GenerationFanIn:
 class JsonAnswer(HeldOpen):
     """Sends the JSON when every generation is done. Cancels the generations when the client leaves."""
 
-    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter, keep_alive: float) -> None:
-        super().__init__(self._gather, keep_alive)
+    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter) -> None:
+        super().__init__(self._gather)
         self._generations = generations
         self._writer = writer
 
@@ -302,21 +305,19 @@ class EventStream(EventSourceResponse):
     def __init__(
         self,
         pieces: AsyncIterable[bytes] | Iterator[bytes],
-        keep_alive: float,
         headers: Mapping[str, str] = SSE_HEADERS,
         ping: Callable[[], bytes] = lambda: SSE_PING,
     ) -> None:
-        """keep_alive: s from one ping to the next."""
         super().__init__(
             pieces,
             headers=headers,
-            ping=keep_alive,
             ping_message_factory=ping,  # type: ignore[arg-type]  # bytes are sent as they are
         )
         del self.headers["connection"]  # says nothing in HTTP/1.1, and belongs to the server
         self.ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        self.ping_interval = _silence(scope)
         await super().__call__(
             scope, receive, partial(send_in_time, send)
         )  # whose own limit spares the first and last piece
@@ -328,14 +329,14 @@ class StreamedAnswer(EventStream):
     """A stream whose headers wait for the first event, so that an earlier failure is a status. Cancels the generations
     when the client leaves."""
 
-    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter, keep_alive: float) -> None:
-        super().__init__(iter(()), keep_alive, writer.headers, writer.ping)  # the pieces come with the call
+    def __init__(self, generations: Sequence[Generation], writer: AnswerWriter) -> None:
+        super().__init__(iter(()), writer.headers, writer.ping)  # the pieces come with the call
         self._generations = generations
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
         async with _fan_in(scope, self._generations) as events:
-            first = await while_connected(receive, events.next(min(HEADERS_WAIT_S, self.ping_interval)))
+            first = await while_connected(receive, events.next(min(HEADERS_WAIT_S, _silence(scope))))
             shape = scope["app"].state.admission.error_shape(scope["path"])
             self.body_iterator = self._pieces(events, first, shape)
             await super().__call__(scope, receive, send)

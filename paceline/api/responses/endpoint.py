@@ -47,15 +47,9 @@ class LoggedAnswer(EventStream):
     There is no [DONE] at the end. `on_gone`: awaited when the client leaves before the end."""
 
     def __init__(
-        self,
-        log: EventLog,
-        response: str,
-        keep_alive: float,
-        *,
-        after: int = -1,
-        on_gone: Callable[[], Awaitable[None]] | None = None,
+        self, log: EventLog, response: str, *, after: int = -1, on_gone: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        super().__init__(self._pieces(log.follow(response, after), after), keep_alive)
+        super().__init__(self._pieces(log.follow(response, after), after))
         self._on_gone = on_gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
@@ -132,8 +126,8 @@ async def create_response(
         return answer(response_events.first)
     if asked.stream:
         cancel = None if asked.background else lambda: responses.stop(response_id)
-        return LoggedAnswer(responses.log, response_id, settings.keep_alive, on_gone=cancel)
-    return HeldOpen(lambda: _whole(responses, run), settings.keep_alive)
+        return LoggedAnswer(responses.log, response_id, on_gone=cancel)
+    return HeldOpen(lambda: _whole(responses, run))
 
 
 async def _whole(responses: Responses, run: Run) -> bytes:
@@ -150,12 +144,12 @@ async def _whole(responses: Responses, run: Run) -> bytes:
 
 @router.get("/{response_id}", responses=_STREAMED)
 async def show_response(
-    record: Found, query: Annotated[RetrieveQuery, Query()], responses: ResponsesDep, settings: SettingsDep
+    record: Found, query: Annotated[RetrieveQuery, Query()], responses: ResponsesDep
 ) -> Response:
     """Fetch a stored response, or follow its events from any of them on."""
     if query.stream:
         after = -1 if query.starting_after is None else query.starting_after
-        return LoggedAnswer(responses.log, record.id, settings.keep_alive, after=after)
+        return LoggedAnswer(responses.log, record.id, after=after)
     if query.starting_after is not None:
         raise RequestError("starting_after is only allowed when stream is true.", param="starting_after")
     return answer(await responses.now(record.id))
@@ -212,7 +206,7 @@ async def verify_response(
     async def verified() -> bytes:
         return encode_json(verification(record.id, await proof_of(record, responses, asking)))
 
-    return HeldOpen(verified, settings.keep_alive)
+    return HeldOpen(verified)
 
 
 @router.get("/{response_id}/input_items", responses=answered("SyncCursorPage[responses.ResponseItem]"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import httpx
@@ -13,6 +14,7 @@ from starlette.types import Message
 
 from paceline.api.generation.streaming import EventStream
 from paceline.api.http import body as http_body
+from paceline.api.http.routing import DEFAULTS
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
 from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
@@ -156,8 +158,9 @@ async def test_a_client_that_reads_no_more_counts_as_gone(unread: int, monkeypat
         await asyncio.Event().wait()
         raise AssertionError
 
-    stream = EventStream(iter([b"data: 1\n\n"]), keep_alive=15.0)
+    stream = EventStream(iter([b"data: 1\n\n"]))
+    app = SimpleNamespace(state=SimpleNamespace(settings=DEFAULTS))
     with pytest.raises(http_body.ClientGoneError):
         async with asyncio.timeout(WAIT):
-            await stream({"type": "http", "method": "GET"}, receive, send)
+            await stream({"type": "http", "method": "GET", "app": app}, receive, send)
     assert len(sent) == unread
