@@ -14,7 +14,6 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from paceline.api.chat.output import summary
 from paceline.api.chat.request import MAX_MESSAGES, ChatCall, ChatRequest, chat_call
 from paceline.api.chat.tools import AnswerReader
 from paceline.api.generation.request import must_load, prepare_all
@@ -36,7 +35,7 @@ from paceline.api.responses.runs import DIVERGED, PREFIX, Responses
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
 from paceline.api.search import filter_of, min_score_of, select_stores
 from paceline.errors import RequestError, StorageError
-from paceline.runtime.service import AnswerProof, GenerateRequest, Generation, GenerationResult, Joining, Service
+from paceline.runtime.service import AnswerProof, GenerateRequest, Generation, Joining, Service
 
 _log = logging.getLogger("paceline.api")
 # ---- the conversation that a response continues: earlier turns, truncated where `truncation` is `auto` ---------------
@@ -198,20 +197,14 @@ class AskedResponse:
         with as_written(asked):
             call, wanted, search = await self.request(items, predicted)
             generation = await _admitted(self.service, asked, wanted)
-
-        def extension(done: GenerationResult) -> Json:
-            report = summary(call.report, [done], self.links)
-            return {} if report is None else {"paceline": report}
-
         events = ResponseEvents(
             first_state(asked, self.id, self.created, call.requests[0].wish.sampling),
             reader=AnswerReader(None if call.tools is None else call.tools.parser()),
             search=search,
             new_id=self.new_id,
             clock=lambda: int(time.time()),
-            extension=extension,
             links=self.links,
-            lanes=call.report,
+            report=call.report,
         )
         return generation, call, events
 

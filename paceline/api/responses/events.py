@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from paceline.api.chat.output import UNNAMED, cited, logprob_items
+from paceline.api.chat.output import UNNAMED, cited, logprob_items, optional, summary
 from paceline.api.chat.tools import AnswerReader, Said, TextOutput, Thought, ToolCallArguments, ToolCallStart
 from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure
@@ -54,23 +54,21 @@ class ResponseEvents:
         search: Search | None = None,
         new_id: Callable[[str], str],
         clock: Callable[[], int],
-        extension: Callable[[GenerationResult], Json],
         links: Addresses = NO_ADDRESSES,
-        lanes: bool = False,
+        report: bool = False,
     ) -> None:
         """`response`: the initial state, with all fields. `reader`: of the generation's events.
 
-        `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `extension`: Paceline's fields of the
-        final response. `lanes`: each delta of text says whose documents decided it, as in a chat.
+        `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `report`: each delta of text says
+        whose documents decided it, and the final response how it was written, as in a chat.
         """
         self.first = response  # before anything is written
         self._reader = reader
         self._search = search
         self._new_id = new_id
         self._clock = clock
-        self._extension = extension
         self._links = links
-        self._lanes = lanes
+        self._report = report
         self._sequence = 0
         self._output: list[Json] = []  # finished items
         self._item: _Item | None = None  # that is being written
@@ -183,7 +181,7 @@ class ResponseEvents:
         if text or logprobs:
             self._item.text.append(text)
             self._item.logprobs += logprobs
-            told = {"paceline": {"lane": lane}} if self._lanes else {}
+            told = {"paceline": {"lane": lane}} if self._report else {}
             events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs, **told))
         return events
 
@@ -234,7 +232,7 @@ class ResponseEvents:
             "completed_at": None if incomplete else self._clock(),
             "output": self._output,
             "usage": usage(done),
-            **self._extension(done),
+            **optional("paceline", summary(self._report, [done], self._links)),
         }
         return [*events, self._event("response.incomplete" if incomplete else "response.completed", response=response)]
 

@@ -33,7 +33,6 @@ def encoder(calls: bool = False, ids: Sequence[str] = ()) -> ResponseEvents:
         reader=AnswerReader(ToolCallParser() if calls else None),
         new_id=lambda prefix: waiting.pop(0) if waiting else f"{prefix}_{next(numbers)}",
         clock=lambda: 1234,
-        extension=lambda one: {} if one.degraded is None else {"paceline": {"degraded": one.degraded}},
     )
 
 
@@ -137,7 +136,7 @@ def test_citations_and_logprobs_are_in_their_events_and_in_the_last_one() -> Non
     assert delta["logprobs"] == part["logprobs"]
     added = next(body for kind, body in events if kind == "response.output_text.annotation.added")
     assert added["annotation"] == part["annotations"][0]
-    assert final_of(events)["paceline"] == {"degraded": "device_lost"}
+    assert final_of(events)["paceline"]["degraded"] == "device_lost"
 
 
 @given(ANSWERS)
