@@ -76,7 +76,6 @@ async def run(settings: AgentSettings) -> None:
             shipped("device"),
             compose,
             expects_peer=lambda: settings.cloud is not None,
-            open_to_peer=settings.share_distributions,
             asks=CloudAsks(may_ask, limits, ActivityLog(settings.state_dir)),
             names=lambda owner: names.get(owner, ""),
         )

@@ -30,7 +30,6 @@ from paceline.api.responses.log import Retention
 from paceline.core.offloading import Unit
 from paceline.core.policy import Policy
 from paceline.core.redaction import combined, find_entities
-from paceline.core.side import HandoffLevel
 from paceline.engine.base import AsyncEngine, Engine, LoadedModel, ModelInfo, ServedModel
 from paceline.engine.loader import choose_device, gpu_uuid
 from paceline.engine.reader.engine import is_reader, load_pointer
@@ -136,7 +135,6 @@ async def run_node(
     compose: Callable[[OpenedNode], Awaitable[tuple[FastAPI, Background | None]]],
     *,
     expects_peer: Callable[[], bool] = bool,
-    open_to_peer: bool = False,
     asks: CloudAsks | None = None,
     open_engine: Callable[[Path, str], AbstractContextManager[AsyncEngine]] | None = None,
     open_draft: Callable[[ServedModel], Engine] | None = None,
@@ -146,10 +144,9 @@ async def run_node(
     """Open store, model and node, serve on `listener` until a signal, then close them in reverse order.
 
     `compose` returns the application and the task to run beside it, which is cancelled once the server has drained.
-    `shipped`: see `open_model`; `expects_peer`, `open_to_peer`, `asks`: see `Company`. `open_engine`: of a model's
-    directory and name, in place of loading its engine here. `open_draft`: the draft model's engine beside this
-    model. `database`: where responses and documents are kept, instead of folders. `names`: see `PolicyGuard`. The
-    caller closes `listener`.
+    `shipped`: see `open_model`; `expects_peer`, `asks`: see `Company`. `open_engine`: of a model's directory and name,
+    in place of loading its engine here. `open_draft`: the draft model's engine beside this model. `database`: where
+    responses and documents are kept, instead of folders. `names`: see `PolicyGuard`. The caller closes `listener`.
 
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
@@ -177,10 +174,12 @@ async def run_node(
         text = model.tokenizer
         tables = TableStore(settings.state_dir / TABLES, text.fingerprint, text.vocab_size, seal=seal)
         kept = Kept(open_kv(settings, store), tables, temperature, judge, outcomes)
-        cloud_texts = isinstance(settings, AgentSettings) and settings.tuning.cloud_texts
         guard = PolicyGuard(settings.side, settings.policy.policy(), database or settings.state_dir, names)
-        handoff: HandoffLevel = settings.handoff if isinstance(settings, AgentSettings) else "off"
-        terms = Company(expects_peer, open_to_peer, asks, cloud_texts, tracer, guard, handoff, open_outside(settings))
+        outside = open_outside(settings)
+        terms = Company(expects_peer, asks=asks, cloud_texts=False, tracer=tracer, policy=guard, outside=outside)
+        if isinstance(settings, AgentSettings):
+            shares, texts, handoff = settings.share_distributions, settings.tuning.cloud_texts, settings.handoff
+            terms = replace(terms, open_to_peer=shares, cloud_texts=texts, handoff=handoff)
         tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)
         node = Node(settings.side, model, store, NodeParts(offer, computing, kept, terms), tools)
 
