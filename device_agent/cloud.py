@@ -16,7 +16,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit, urlunsplit
@@ -233,31 +233,23 @@ def _with_scheme(cloud: str, schemes: dict[str, str]) -> str:
     return urlunsplit((schemes.get(url.scheme, url.scheme), netloc, url.path.rstrip("/"), "", ""))
 
 
+@dataclass(eq=False, repr=False)  # a code is a secret
 class Cloud:
-    """Keep this device enrolled and linked. `introduce` describes the device at each attempt."""
+    """Keep this device enrolled and linked."""
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        credentials: Credentials,
-        *,
-        code: str | None,
-        name: str,
-        introduce: Callable[[], Introduction],
-        up: Callable[[Link], None],
-        emulation: Emulation | None = None,
-        vocab_size: int | None = None,
-    ) -> None:
-        """urls: of servers that share a database, one at least; any of them will do."""
-        self._urls = urls
-        self._url = next((url for url in urls if credentials.get(http_url(url)) is not None), urls[0])  # its entry's
-        self._credentials = credentials
-        self._code = code
-        self._name = name
-        self._introduce = introduce
-        self._up = up
-        self._emulation = emulation
-        self._vocab_size = vocab_size
+    urls: Sequence[str]  # of servers that share a database, one at least; any of them will do
+    credentials: Credentials
+    _: KW_ONLY
+    code: str | None
+    name: str
+    introduce: Callable[[], Introduction]  # describes the device at each attempt
+    up: Callable[[Link], None]
+    emulation: Emulation | None = None
+    vocab_size: int | None = None
+
+    def __post_init__(self) -> None:
+        known = (url for url in self.urls if self.credentials.get(http_url(url)) is not None)
+        self._url = next(known, self.urls[0])  # its entry's
         self._credential: Credential | None = None
         self._fault = ""  # why it is not enrolled yet
 
@@ -267,15 +259,15 @@ class Cloud:
         A code is used even where a credential is stored: it may have been issued after a revocation. Raises ConfigError
         when no credential is stored and there is no code or the cloud refuses it.
         """
-        advice = f"Run `paceline devices add {self._name}` at the server and start the agent once with `--code -`."
-        kept = self._credentials.get(http_url(self._url))
-        if self._code is None:
+        advice = f"Run `paceline devices add {self.name}` at the server and start the agent once with `--code -`."
+        kept = self.credentials.get(http_url(self._url))
+        if self.code is None:
             if kept is None:
                 raise ConfigError(f"This device is not enrolled at {self._url}. {advice}")
             self._credential = kept
             return True
         try:
-            fresh = await self._exchanged(self._code)
+            fresh = await self._exchanged(self.code)
         except LinkClosed as error:
             if str(error) != self._fault:  # once, not at every attempt
                 _log.warning("not enrolled yet: %s", error)
@@ -287,14 +279,14 @@ class Cloud:
             self._credential = kept  # the code was probably used at an earlier start
             _log.info("the enrolment of an earlier start is used: %s", error)
         else:
-            self._credentials.put(http_url(self._url), fresh)
-            self._credential, self._code = fresh, None
+            self.credentials.put(http_url(self._url), fresh)
+            self._credential, self.code = fresh, None
             _log.info("enrolled at %s as %s", self._url, fresh.device)
         return self._credential is not None
 
     async def _exchanged(self, code: str) -> Credential:
         """By the first server that can be reached. Raises as `exchange`."""
-        *others, last = self._urls
+        *others, last = self.urls
         for url in others:
             with suppress(LinkClosed):
                 return await exchange(http_url(url), code)
@@ -314,22 +306,22 @@ class Cloud:
             except ConfigError as error:
                 _log.error("%s This device answers alone.", error)
                 return
-        keys = CloudKeys(self._credentials, http_url(self._url), self._credential)
+        keys = CloudKeys(self.credentials, http_url(self._url), self._credential)
 
         def handshake() -> DiallerHandshake:
             shown = keys.credential
             return device_handshake(
-                self._introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key
+                self.introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key
             )
 
-        first, *others = map(link_url, self._urls)
+        first, *others = map(link_url, self.urls)
         dialer = Dialer(
             first,
             handshake,
             others=others,
             key_store=keys,
-            up=self._up,
-            emulation=self._emulation,
-            vocab_size=self._vocab_size,
+            up=self.up,
+            emulation=self.emulation,
+            vocab_size=self.vocab_size,
         )
         await dialer.run()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
@@ -48,33 +48,22 @@ class _Live:
     was_idle: bool = False  # at the last look, of a server that drains
 
 
+@dataclass(eq=False)
 class Links:
     """The route `/v1/link` and the open link of each device. Belongs to the event loop's thread."""
 
-    def __init__(
-        self,
-        registry: Registry,
-        on_link: Callable[[Link, str], None],
-        introduce: Callable[[], Introduction],
-        *,
-        key: Signer,
-        credential_hours: float = TUNING.credential_hours,
-        emulation: Emulation | None = None,
-        vocab_size: int | None = None,
-        fleet: Fleet | None = None,
-    ) -> None:
-        """`on_link`: told of each new link with its device. `introduce` is called for each link, since the number of
-        documents changes. `key`: the server's. `credential_hours`: life of a device's key, which is renewed when half
-        of it is over."""
-        self.key = key
-        self._registry = registry
-        self._on_link = on_link
-        self._introduce = introduce
-        self._life_s = credential_hours * HOUR_S
-        self._emulation = emulation
-        self._vocab_size = vocab_size
-        self._fleet = fleet
-        self.has_devices = registry.has_devices()  # as the registry was read last
+    registry: Registry
+    on_link: Callable[[Link, str], None]  # told of each new link with its device
+    introduce: Callable[[], Introduction]  # called for each link, since the number of documents changes
+    _: KW_ONLY
+    key: Signer  # the server's
+    credential_hours: float = TUNING.credential_hours  # life of a device's key, renewed when half of it is over
+    emulation: Emulation | None = None
+    vocab_size: int | None = None
+    fleet: Fleet | None = None
+
+    def __post_init__(self) -> None:
+        self.has_devices = self.registry.has_devices()  # as the registry was read last
         self.is_leaving: Callable[[], bool] = bool  # this server drains, and others take its devices
         self._live: dict[str, _Live] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -92,17 +81,17 @@ class Links:
             return
         await serve_websocket(
             websocket,
-            handshake=cloud_handshake(self._introduce(), self.key),
+            handshake=cloud_handshake(self.introduce(), self.key),
             authenticate=self._authenticate,
             keep_key=self._keep_key,
             on_link=self._admitted,
-            emulation=self._emulation,
-            vocab_size=self._vocab_size,
+            emulation=self.emulation,
+            vocab_size=self.vocab_size,
         )
 
     async def watch(self) -> None:
         """Close links of devices whose key holds no longer, and have keys renewed. Runs until cancelled."""
-        with self._registry.watching() as version:
+        with self.registry.watching() as version:
             seen: int | None = None
             again = False
             while True:
@@ -131,10 +120,10 @@ class Links:
     async def check(self) -> None:
         """Look up the device of every open link once more, and close those that may not stay."""
         try:
-            self.has_devices = await asyncio.to_thread(self._registry.has_devices)
+            self.has_devices = await asyncio.to_thread(self.registry.has_devices)
             links = dict(self._live)
             present = {device: live.link.renewal.present for device, live in links.items()}
-            standings = await asyncio.to_thread(self._registry.standings, present)
+            standings = await asyncio.to_thread(self.registry.standings, present)
             for device, live in links.items():
                 if live.link.closed.is_set():
                     self._forget(device, live)
@@ -163,18 +152,19 @@ class Links:
     async def renew(self) -> None:
         """Ask devices whose keys are at half of their life for new ones; close the links of those that have expired
         while a device was asked and did not reply."""
+        life_s = self.credential_hours * HOUR_S
         for device, live in list(self._live.items()):
             if live.link.closed.is_set() or live.renewed_at is None:
                 continue
             age = time.time() - live.renewed_at
             clock = asyncio.get_running_loop().time()
-            if -SLACK_S < age < self._life_s / 2:
+            if -SLACK_S < age < life_s / 2:
                 live.asked_at = None
             elif live.asked_at is None:
                 live.asked_at = clock
                 live.link.renew_key()
             elif age > 0 and clock - live.asked_at >= RENEW_S:
-                if live.link.renewal.awaited and age >= self._life_s:
+                if live.link.renewal.awaited and age >= life_s:
                     _log.warning("the link of %s is cut: its key has expired, and it sends no new one", device)
                     await live.link.close(CloseCode.NOT_RENEWED)
                 else:
@@ -182,7 +172,7 @@ class Links:
                     live.link.renew_key()
 
     async def _authenticate(self, claim: Claim) -> bytes | CloseCode:
-        found = await asyncio.to_thread(self._registry.recognise, claim)
+        found = await asyncio.to_thread(self.registry.recognise, claim)
         if found is CloseCode.KEY_REPLACED:
             _log.warning(
                 "%s was refused: it showed a key that has been replaced since. Its state directory comes from a "
@@ -193,7 +183,7 @@ class Links:
         return found
 
     async def _keep_key(self, device: str, present: bytes, new: bytes) -> bool:
-        kept = await asyncio.to_thread(self._registry.renew, device, present, new)
+        kept = await asyncio.to_thread(self.registry.renew, device, present, new)
         _log.info("the key of %s %s", device, "was renewed" if kept else "was not renewed: it holds no longer")
         return kept
 
@@ -206,10 +196,10 @@ class Links:
             closing = asyncio.create_task(older.link.close(CloseCode.DUPLICATE_DEVICE))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
-        self._on_link(link, link.device)
-        if self._fleet is not None:
-            self._fleet.linked(link.device)
-            watching = asyncio.create_task(self._unlinked(link, self._fleet))
+        self.on_link(link, link.device)
+        if self.fleet is not None:
+            self.fleet.linked(link.device)
+            watching = asyncio.create_task(self._unlinked(link, self.fleet))
             self._closing.add(watching)
             watching.add_done_callback(self._closing.discard)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -42,33 +42,21 @@ class Search:
     attributes: AttributesOf
 
 
+@dataclass(eq=False)
 class ResponseEvents:
     """Encoder of one response: `begin`, then `take` for every event up to the GenerationResult; or `fail` or `cancel`
     in its place."""
 
-    def __init__(
-        self,
-        response: Json,
-        *,
-        reader: AnswerReader,
-        search: Search | None = None,
-        new_id: Callable[[str], str],
-        clock: Callable[[], int],
-        links: Addresses = NO_ADDRESSES,
-        report: bool = False,
-    ) -> None:
-        """`response`: the initial state, with all fields. `reader`: of the generation's events.
+    first: Json  # the response before anything is written, with all fields
+    _: KW_ONLY
+    reader: AnswerReader  # of the generation's events
+    search: Search | None = None
+    new_id: Callable[[str], str]  # makes an id from a prefix such as "msg"
+    clock: Callable[[], int]  # Unix time, s
+    links: Addresses = NO_ADDRESSES
+    report: bool = False  # deltas say whose documents decided them, the end how it was written, as in a chat
 
-        `new_id`: makes an id from a prefix such as "msg". `clock`: Unix time, s. `report`: each delta of text says
-        whose documents decided it, and the final response how it was written, as in a chat.
-        """
-        self.first = response  # before anything is written
-        self._reader = reader
-        self._search = search
-        self._new_id = new_id
-        self._clock = clock
-        self._links = links
-        self._report = report
+    def __post_init__(self) -> None:
         self._sequence = 0
         self._output: list[Json] = []  # finished items
         self._item: _Item | None = None  # that is being written
@@ -78,17 +66,17 @@ class ResponseEvents:
         return [
             self._event("response.created", response=self.first),
             self._event("response.in_progress", response=self.first),
-            *([] if self._search is None else self._search_call(self._search)),
+            *([] if self.search is None else self._search_call(self.search)),
         ]
 
     def take(self, event: GenerateEvent) -> list[Event]:
         """The events of a text delta; of a GenerationResult, all that are left."""
-        said = self._reader.read(event)
+        said = self.reader.read(event)
         if isinstance(event, GenerationResult):
             return self._end(self._encode(said), event)
         if not event.thinking:
             self._logprobs += logprob_items(event)
-            if not said and event.logprobs and not self._reader.may_call:
+            if not said and event.logprobs and not self.reader.may_call:
                 said = [TextOutput("")]  # a token that is an incomplete character
         return self._encode(said, event.lane)
 
@@ -103,7 +91,7 @@ class ResponseEvents:
     def _search_call(self, search: Search) -> list[Event]:
         """The events of the search call. Its results are known at the end only: the last event has them."""
         call: Json = {
-            "id": self._new_id("fs"),
+            "id": self.new_id("fs"),
             "type": "file_search_call",
             "status": "in_progress",
             "queries": [search.query],
@@ -129,7 +117,7 @@ class ResponseEvents:
                 case TextOutput(text):
                     events += self._text(text, lane)
                 case ToolCallStart(_, name):
-                    fields = {"id": self._new_id("fc"), "call_id": self._new_id("call"), "name": name}
+                    fields = {"id": self.new_id("fc"), "call_id": self.new_id("call"), "name": name}
                     events += self._begin("function_call", **fields)
                 case ToolCallArguments(_, text):
                     assert self._item is not None, "a call begins before its arguments"
@@ -146,7 +134,7 @@ class ResponseEvents:
     def _step(self, line: str) -> list[Event]:
         """A step of a workflow: a part of the summary of a reasoning item, which ends where the answer begins. A step
         after that is in the report alone."""
-        events = self._begin("reasoning", id=self._new_id("rs")) if self._item is None else []
+        events = self._begin("reasoning", id=self.new_id("rs")) if self._item is None else []
         assert self._item is not None
         if self._item.type == "reasoning":
             index = len(self._item.summary)
@@ -163,7 +151,7 @@ class ResponseEvents:
 
     def _thought(self, text: str) -> list[Event]:
         """Thinking of the model: the content of the reasoning item, behind the steps."""
-        events = [] if self._is("reasoning") else self._begin("reasoning", id=self._new_id("rs"))
+        events = [] if self._is("reasoning") else self._begin("reasoning", id=self.new_id("rs"))
         assert self._item is not None
         if not self._item.text:
             events.append(self._part("response.content_part.added", part=self._item.part()))
@@ -173,7 +161,7 @@ class ResponseEvents:
     def _text(self, text: str, lane: Side | None = None) -> list[Event]:
         events: list[Event] = []
         if not self._is("message"):
-            events = self._begin("message", id=self._new_id("msg"), role="assistant")
+            events = self._begin("message", id=self.new_id("msg"), role="assistant")
             assert self._item is not None
             events.append(self._part("response.content_part.added", part=self._item.part()))
         assert self._item is not None
@@ -181,7 +169,7 @@ class ResponseEvents:
         if text or logprobs:
             self._item.text.append(text)
             self._item.logprobs += logprobs
-            told = {"paceline": {"lane": lane}} if self._report else {}
+            told = {"paceline": {"lane": lane}} if self.report else {}
             events.append(self._part("response.output_text.delta", delta=text, logprobs=logprobs, **told))
         return events
 
@@ -217,22 +205,22 @@ class ResponseEvents:
             events += self._text("")  # an empty answer is still a message
         if done.citations and self._item is not None and self._item.type == "message":
             length = sum(map(len, self._item.text))
-            self._item.annotations = [_annotation(one, length, self._links) for one in done.citations]
+            self._item.annotations = [_annotation(one, length, self.links) for one in done.citations]
             events += [
                 self._part("response.output_text.annotation.added", annotation_index=index, annotation=annotation)
                 for index, annotation in enumerate(self._item.annotations)
             ]
         events += self._close("incomplete" if incomplete else "completed")
-        if self._search is not None and self._search.results:
-            results = [_result(one, self._search) for one in done.found if one.file_id]
+        if self.search is not None and self.search.results:
+            results = [_result(one, self.search) for one in done.found if one.file_id]
             self._output[0] = self._output[0] | {"results": results}
         response = self.first | {
             "status": "incomplete" if incomplete else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if incomplete else None,
-            "completed_at": None if incomplete else self._clock(),
+            "completed_at": None if incomplete else self.clock(),
             "output": self._output,
             "usage": usage(done),
-            **optional("paceline", summary(self._report, [done], self._links)),
+            **optional("paceline", summary(self.report, [done], self.links)),
         }
         return [*events, self._event("response.incomplete" if incomplete else "response.completed", response=response)]
 
