@@ -65,7 +65,7 @@ class Conversation:
     ) -> None:
         """`url`: with or without `/v1`. `options` are added to each request, `extension` to its `paceline` object.
         silence: s without a byte, after which the server is given up."""
-        self._url = _base(url)
+        self._url = f"{url.rstrip('/').removesuffix('/v1')}/v1"
         self._silence = silence
         headers = {"authorization": f"Bearer {key}"} if key else {}
         if key and not (key.isascii() and key.isprintable()):
@@ -249,8 +249,3 @@ def _error_of(body: Json) -> str:
     error = body.get("error")
     message = error.get("message") if isinstance(error, dict) else error
     return str(message) if message else "it gave no reason; is it a Paceline server?"
-
-
-def _base(url: str) -> str:
-    trimmed = url.rstrip("/")
-    return trimmed if trimmed.endswith("/v1") else f"{trimmed}/v1"

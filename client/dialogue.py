@@ -1,4 +1,4 @@
-"""A conversation line by line, with its commands: a table from name to method."""
+"""A conversation line by line, with its commands: methods, of which HELP is the table."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -176,124 +178,112 @@ EDITING = (
 )
 
 
+@dataclass(frozen=True)
 class Dialogue:
-    def __init__(
-        self, conversation: Conversation, screen: Screen, lines: Lines, *, fail: Callable[[str], None]
-    ) -> None:
-        """fail: is given the sentence of each failure, none of which ends the conversation."""
-        self._conversation = conversation
-        self._screen = screen
-        self._lines = lines
-        self._fail = fail
-        self._commands: dict[str, Callable[[str], None]] = {
-            "/help": self._help,
-            "/new": self._new,
-            "/model": self._model,
-            "/strategy": self._strategy,
-            "/privacy": self._privacy,
-            "/docs": self._docs,
-            "/source": self._source,
-            "/report": self._report,
-            "/how": self._how,
-            "/save": self._save,
-        }
+    """Questions and commands until the end of the lines: each command is the method of its name."""
+
+    conversation: Conversation
+    screen: Screen
+    lines: Lines
+    fail: Callable[[str], None]  # is given the sentence of each failure, none of which ends the conversation
 
     def run(self) -> None:
-        while (asked := read_question(self._lines)) is not None and asked.strip() != "/quit":
+        while (asked := read_question(self.lines)) is not None and asked.split()[:1] != ["/quit"]:
             if not asked.strip():
                 continue
             try:
                 self._take(asked.strip())
             except KeyboardInterrupt:
-                self._screen.say("stopped")
+                self.screen.say("stopped")
             except PacelineError as error:
-                self._fail(str(error))
+                self.fail(str(error))
 
     def _take(self, asked: str) -> None:
         if asked.startswith("/") and not asked.startswith("//"):
             name, _, argument = asked.partition(" ")
             self._command(name)(argument.strip())
             return
-        self._screen.show(self._conversation.ask(asked.removeprefix("/") if asked.startswith("//") else asked))
-        self._screen.show_sources(self._conversation.answer)
+        self.screen.show(self.conversation.ask(asked.removeprefix("/") if asked.startswith("//") else asked))
+        self.screen.show_sources(self.conversation.answer)
 
     def _command(self, name: str) -> Callable[[str], None]:
-        if name not in self._commands:
+        if name not in HELP:
             near = difflib.get_close_matches(name, HELP, n=1, cutoff=0.0)
             raise PacelineError(f"There is no {name}: did you mean {near[0]}? A question with a slash begins with //.")
-        return self._commands[name]
+        method: Callable[[str], None] = getattr(self, name.replace("/", "_"))
+        return method
 
     def _help(self, _: str) -> None:
         for name, text in HELP.items():
-            self._screen.say(f"{name:<10} {text}")
-        self._screen.say(EDITING)
-        self._screen.show_legend()
+            self.screen.say(f"{name:<10} {text}")
+        self.screen.say(EDITING)
+        self.screen.show_legend()
 
     def _new(self, _: str) -> None:
-        self._conversation.forget()
-        self._screen.say("a new conversation")
+        self.conversation.forget()
+        self.screen.say("a new conversation")
 
     def _model(self, name: str) -> None:
-        models = self._conversation.models()
+        models = self.conversation.models()
         names = [str(model.get("id")) for model in models if _own(model).get("kind") != "embedding"]
-        self._choose("model", name, names, self._conversation.model)
+        self._choose("model", name, names, self.conversation.model)
 
     def _strategy(self, name: str) -> None:
-        models = self._conversation.models()
+        models = self.conversation.models()
         known = sorted({strategy for model in models for strategy in _listed(_own(model), "strategies")} | {"auto"})
-        self._choose("strategy", name, known, self._conversation.chosen("strategy") or "auto")
+        self._choose("strategy", name, known, self.conversation.chosen("strategy") or "auto")
 
     def _privacy(self, name: str) -> None:
-        self._choose("privacy", name, PRIVACY, self._conversation.chosen("privacy") or "the server's default")
+        self._choose("privacy", name, PRIVACY, self.conversation.chosen("privacy") or "the server's default")
 
     def _choose(self, what: str, name: str, known: list[str] | tuple[str, ...], now: str) -> None:
         if not name:
-            self._screen.say(f"{what}: {now}; known: {', '.join(known)}")
+            self.screen.say(f"{what}: {now}; known: {', '.join(known)}")
             return
         if name not in known:
             raise PacelineError(f"There is no {what} {name}. Known: {', '.join(known)}.")
-        self._conversation.choose(what, None if name == "auto" else name)
-        self._screen.say(f"{what}: {name}")
+        self.conversation.choose(what, None if name == "auto" else name)
+        self.screen.say(f"{what}: {name}")
 
     def _docs(self, _: str) -> None:
-        found = self._conversation.get("/documents")
+        found = self.conversation.get("/documents")
         data, total = found.get("data"), found.get("total")
         documents = [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
         for each in documents:
             asked = f"  {each['question']}" if each.get("question") else ""
-            self._screen.say(printable(f"{each.get('name')}{asked}"))
+            self.screen.say(printable(f"{each.get('name')}{asked}"))
         of_all = f" of {total}" if total != len(documents) else ""
-        self._screen.say(printable(f"documents listed: {len(documents)}{of_all} ({found.get('side')})"))
+        self.screen.say(printable(f"documents listed: {len(documents)}{of_all} ({found.get('side')})"))
 
     def _source(self, number: str) -> None:
-        citations = citations_of(self._conversation.answer)
+        citations = citations_of(self.conversation.answer)
         if not number.isascii() or not number.isdigit() or not 0 < int(number[:9]) <= len(citations):
             raise PacelineError(f"The last answer has {len(citations)} sources: name one by its number, as /source 1.")
         citation = citations[int(number) - 1]
-        self._screen.show_source(int(number), citation)
-        self._screen.say(str(citation.get("passage") or "Its text may not leave its side.").strip(), "")
-        self._screen.say(printable(str(citation.get("url") or "")))
+        self.screen.show_source(int(number), citation)
+        self.screen.say(str(citation.get("passage") or "Its text may not leave its side.").strip(), "")
+        self.screen.say(printable(str(citation.get("url") or "")))
 
     def _report(self, _: str) -> None:
-        answer = self._conversation.answer
+        answer = self.conversation.answer
         if not answer.report:
             raise PacelineError("There is no report: ask something first.")
         shown = {**answer.report, "usage": answer.usage}
         shown.pop("timeline", None)  # for people: /how
-        self._screen.say(json.dumps(shown, indent=2, ensure_ascii=False))
+        self.screen.say(json.dumps(shown, indent=2, ensure_ascii=False))
 
     def _how(self, _: str) -> None:
-        report = self._conversation.answer.report
+        report = self.conversation.answer.report
         if not report.get("timeline"):
             raise PacelineError("There is no timeline: ask a Paceline server something first.")
         for line in timeline_lines(report):
-            self._screen.say(printable(line))
+            self.screen.say(printable(line))
 
     def _save(self, name: str) -> None:
         if not name:
             raise PacelineError("Name a file: /save talk.md")
         file = Path(os.path.expanduser(name))
-        messages = self._conversation.messages
+        messages = self.conversation.messages
         text = json.dumps(messages, indent=2, ensure_ascii=False) if file.suffix == ".json" else _markdown(messages)
         try:
             written = write_private(file, text.encode(), replace=False)
@@ -301,7 +291,7 @@ class Dialogue:
             raise PacelineError(f"{file} cannot be written: {error.strerror}.") from None
         if not written:
             raise PacelineError(f"{file} exists, and is not written over: name another.")
-        self._screen.say(f"{len(messages)} messages in {file}")
+        self.screen.say(f"{len(messages)} messages in {file}")
 
 
 def _markdown(messages: list[dict[str, str]]) -> str:
@@ -401,22 +391,16 @@ def _energy(energy: object) -> Iterator[str]:
 
 def _courses(moments: Sequence[Noted]) -> Iterator[str]:
     until = max((each.ms + each.took_ms for each in moments), default=0.0) or 1.0
-    rows: list[tuple[str, Callable[[Noted], bool]]] = []
-    for kind in ("tokens", "drafted", "sent", "received"):
-        rows += [(f"{side} {kind}", _is(kind, side)) for side in SIDES]
-    for name, belongs in rows:
+    for kind, side in product(("tokens", "drafted", "sent", "received"), SIDES):
         bins = [0.0] * BINS
-        for each in filter(belongs, moments):
-            bins[min(BINS - 1, int(BINS * each.ms / until))] += each.number
+        for each in moments:
+            if (each.kind, each.side) == (kind, side):
+                bins[min(BINS - 1, int(BINS * each.ms / until))] += each.number
         if most := max(bins):
             course = "".join(LEVELS[0 if not each else max(1, round(8 * each / most))] for each in bins)
-            yield f"{name:<15} {course}"
+            yield f"{f'{side} {kind}':<15} {course}"
     if moments:
         yield f"{'':<15} 0{f'{until:.0f} ms':>{BINS - 1}}"
-
-
-def _is(kind: str, side: str) -> Callable[[Noted], bool]:
-    return lambda each: each.kind == kind and each.side == side
 
 
 def _moments(found: object) -> list[Noted]:

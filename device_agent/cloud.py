@@ -140,7 +140,7 @@ async def exchange(cloud: str, code: str) -> Credential:
         raise ConfigError(f"What was given as the code cannot be one: {error}.") from None
     key = PrivateKey.generate()
     request = _request(derived, key)
-    status, body = await _post(f"{cloud}/v1/devices/enrol", _to_json(request))
+    status, body = await _post(f"{cloud}/v1/devices/enrol", msgspec.to_builtins(request))  # bytes in base64
     if status >= 500 or status == 429:
         raise LinkClosed(f"{cloud} cannot enrol now: it answered {status}")
     if status != 200:
@@ -153,11 +153,6 @@ def _request(derived: CodeSecrets, key: PrivateKey) -> EnrolmentRequest:
     by_code = PrivateKey(derived.seed).sign(request_bytes(BY_CODE, derived.id, key.public_key, nonce))
     by_device = key.sign(request_bytes(BY_DEVICE, derived.id, key.public_key, nonce))
     return EnrolmentRequest(derived.id, key.public_key, nonce, by_code, by_device)
-
-
-def _to_json(request: EnrolmentRequest) -> dict[str, object]:
-    made: dict[str, object] = msgspec.to_builtins(request)  # bytes in base64
-    return made
 
 
 async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, object]]:

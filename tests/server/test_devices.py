@@ -13,11 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from device_agent.cloud import _checked, _request, _to_json, exchange
+from device_agent.cloud import _checked, _request, exchange
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.errors import ConfigError, RequestError, StorageError
@@ -363,7 +364,7 @@ async def test_a_device_enrols_without_an_api_key_and_pins_the_key_of_the_server
     assert registry.recognise(claim("watch", *credential.keys)) == credential.keys[0].public_key
 
 
-RIGHT = _to_json(asked("AAAA-BBBB-CCCC-DDDD"))
+RIGHT = msgspec.to_builtins(asked("AAAA-BBBB-CCCC-DDDD"))
 
 
 BAD: list[object] = [
@@ -384,7 +385,7 @@ def test_a_refused_enrolment_is_told_in_openais_shape(door: tuple[str, Registry]
     for version in (7, "1", None):
         found = fault(request("POST", url + PATH, json={"version": version}))
         assert found["code"] == "version_mismatch" and "the same Paceline release" in found["message"]
-    guessed = request("POST", url + PATH, json=_to_json(asked(wrong(registry.add("tablet")))))
+    guessed = request("POST", url + PATH, json=msgspec.to_builtins(asked(wrong(registry.add("tablet")))))
     assert fault(guessed, 401)["code"] == "invalid_enrolment_code"
 
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -135,27 +135,23 @@ class Append:
     turn: Turn | None = None  # of a conversation, committed with them
 
 
+@dataclass(eq=False)
 class EventWriter:
     """The only thread that uses `store` after start-up: group commit, queries, and removal of old responses.
 
     Appends that come during one transaction, or in a shared database within GROUP_S, are committed together in the
-    next. What exceeds the retention is deleted in steps of some 40 ms, between other jobs. `live_ids`: the
-    responses being written here. `deliver`: receives appends once they are committed, or with the failure that
-    prevented it. Both are called on the thread.
+    next. What exceeds the retention is deleted in steps of some 40 ms, between other jobs. Both functions are called on
+    the thread.
     """
 
-    def __init__(
-        self,
-        store: EventStore,
-        retention: Retention,
-        *,
-        live_ids: Callable[[], set[str]],
-        deliver: Callable[[Sequence[Append], PacelineError | None], None],
-    ) -> None:
-        self._store = store
-        self._retention = retention
-        self._live_ids = live_ids
-        self._deliver = deliver
+    store: EventStore
+    retention: Retention
+    _: KW_ONLY
+    live_ids: Callable[[], set[str]]  # the responses being written here
+    deliver: Callable[[Sequence[Append], PacelineError | None], None]
+    """Receives appends once they are committed, or with the failure that prevented it."""
+
+    def __post_init__(self) -> None:
         self.closed = False
         self._thread = ThreadPoolExecutor(1, "event-writer")
         self._waiting: list[Append] = []
@@ -176,7 +172,7 @@ class EventWriter:
             self._flush()  # here: no other thread has the store any more
             if self._sweeping is not None:
                 self._sweeping.cancel()
-            self._store.close()
+            self.store.close()
 
     def append(self, job: Append) -> None:
         """Raises PacelineError once it is closed."""
@@ -185,7 +181,7 @@ class EventWriter:
                 raise PacelineError("The server is shutting down.")
             self._waiting.append(job)
             is_first = len(self._waiting) == 1
-        wait = 0.0 if self._store.fleet is None else self._wrote_at + GROUP_S - time.monotonic()
+        wait = 0.0 if self.store.fleet is None else self._wrote_at + GROUP_S - time.monotonic()
         if wait > 0 and not job.ends and job.rows[0].sequence:
             if is_first:  # the others are written with it
                 asyncio.get_running_loop().call_later(wait, self._submit, self._flush)
@@ -203,9 +199,9 @@ class EventWriter:
     def grown(self, num_bytes: int) -> None:
         """Count the growth of what is stored; called within a query."""
         self._total_bytes += num_bytes
-        if self._total_bytes > self._retention.max_bytes and not self._shrinks:
+        if self._total_bytes > self.retention.max_bytes and not self._shrinks:
             self._shrinks = True
-            self._submit(partial(self._shrink, int(self._retention.max_bytes * (1 - SHRINK_SLACK))))
+            self._submit(partial(self._shrink, int(self.retention.max_bytes * (1 - SHRINK_SLACK))))
 
     def _submit(self, job: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # it has just been closed: nothing more is written or removed
@@ -241,7 +237,7 @@ class EventWriter:
         failure: PacelineError | None = None
         taken: set[str] = set()
         try:
-            taken = self._store.write(begun, events, ended, turns, epochs)
+            taken = self.store.write(begun, events, ended, turns, epochs)
         except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
             _log.error("the log of responses cannot be written: %s", error)
             full = isinstance(error, StorageError) and error.full
@@ -252,19 +248,19 @@ class EventWriter:
             _log.warning("%d answers are no longer written here: another server has taken them over", len(taken))
             for append in appends:
                 append.live.lost |= append.live.record.id in taken
-            self._deliver([append for append in appends if append.live.record.id in taken], TakenOver())
+            self.deliver([append for append in appends if append.live.record.id in taken], TakenOver())
             appends = [append for append in appends if append.live.record.id not in taken]
-        self._deliver(appends, failure)
+        self.deliver(appends, failure)
         if failure is None:
             self.grown(ended_bytes)
 
     def _sweep(self) -> None:
         """Delete responses that are too old, and unfinished ones that no process writes any more; and again later."""
-        before = time.time() - self._retention.max_age
+        before = time.time() - self.retention.max_age
         try:
-            abandoned = set(self._store.unfinished(before - ABANDONED_S)) - self._live_ids()
-            self._store.sweep(before=before, abandoned=sorted(abandoned))
-            self._total_bytes = self._store.total()
+            abandoned = set(self.store.unfinished(before - ABANDONED_S)) - self.live_ids()
+            self.store.sweep(before=before, abandoned=sorted(abandoned))
+            self._total_bytes = self.store.total()
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
         self.grown(0)
@@ -277,8 +273,8 @@ class EventWriter:
         """Delete one step's worth of old responses: other jobs wait meanwhile."""
         self._shrinks = False
         try:
-            self._store.shrink(max(target, self._total_bytes - SHRINK_STEP))
-            self._total_bytes = self._store.total()
+            self.store.shrink(max(target, self._total_bytes - SHRINK_STEP))
+            self._total_bytes = self.store.total()
         except Exception as error:
             _log.error("old responses could not be removed: %s", error)
             return
