@@ -53,7 +53,7 @@ def test_a_question_is_answered(url: str, service: ScriptedService) -> None:
 
 
 def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedService) -> None:
-    result = chat("--url", f"{url}/v1", input="One?\n\nTwo?\n")
+    result = chat("--url", f"{url}/v1", input="One?\n\nTwo?\n/quit now\nThree?\n")
     assert result.exit_code == 0
     assert result.stdout == "Hello there.\nHello there.\n", "plain in a pipe: no prompt, no banner, no colour"
     contents = [message["content"] for message in service.requests[1].prompt.messages]
