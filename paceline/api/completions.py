@@ -194,11 +194,6 @@ class EchoedPrompt:
     token_bytes: tuple[bytes, ...]  # of each token
     logprobs: tuple[Logprobs, ...] | None  # of all tokens but the first; None: not requested
 
-    @staticmethod
-    def of(prompt: str | None, token_bytes: tuple[bytes, ...], logprobs: tuple[Logprobs, ...] | None) -> EchoedPrompt:
-        """`prompt`: the text that was sent; None where token ids were sent."""
-        return EchoedPrompt(_text(token_bytes) if prompt is None else prompt, token_bytes, logprobs)
-
     def entries(self, offsets: Offsets) -> list[Entry]:
         """Entries of the prompt's tokens. The first has no probability: null, as lm-evaluation-harness expects. Tokens
         before the text, such as a BOS token, have its offset."""
@@ -395,8 +390,9 @@ async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Toke
         for asked, prompt in zip(call.asked.prompt, prompts, strict=True):
             if prompt not in scored:
                 scored[prompt] = None if top is None else tuple(await served.score(prompt, top, owner))
-            text = asked if isinstance(asked, str) else None
-            echoes.append(EchoedPrompt.of(text, await served.token_bytes(prompt), scored[prompt]))
+            spelled = await served.token_bytes(prompt)
+            text = asked if isinstance(asked, str) else _text(spelled)
+            echoes.append(EchoedPrompt(text, spelled, scored[prompt]))
     return echoes
 
 

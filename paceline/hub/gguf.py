@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -320,15 +320,14 @@ class GgufFile:
         pre = self.get("tokenizer.ggml.pre", "default")
         ignore = pre in ("llama-bpe", "llama3", "llama-v3", "llama4", "gpt-4o", "tekken")
         made = Tokenizer(models.BPE(self._vocabulary(), merges, ignore_merges=ignore))
-        plain: Callable[[], Any] = lambda: pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # noqa: E731
+        by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre not in _PATTERNS)
         if pre in _PATTERNS:
             split = pre_tokenizers.Split(Regex(_PATTERNS[pre]), behavior="isolated")
-            made.pre_tokenizer = pre_tokenizers.Sequence([split, plain()])
+            made.pre_tokenizer = pre_tokenizers.Sequence([split, by_bytes])
         elif pre in _DIGITS_APART:
-            words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+            made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), by_bytes])
         elif pre in _BYTE_LEVEL:
-            made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+            made.pre_tokenizer = by_bytes
         else:
             raise ConfigError(f"{self.path}: text divided as {pre!r} says is not known here.")
         if pre == "qwen2":

@@ -1,7 +1,4 @@
-"""Choice of a server for a conversation: the same at each server, and another for few when a server comes or goes.
-
----
-One hop between servers of one database: a request that another of them is to answer is passed on to it.
+"""One hop between servers of one database: a request that another of them is to answer is passed on to it.
 
 The answer comes back piece by piece, as fast as the client reads it. A passed request says by whom it came: a code
 under a key that all these servers have, so that it is passed on once at most, and keeps its id. The client's own key
@@ -18,7 +15,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import urlsplit
@@ -40,7 +37,8 @@ if TYPE_CHECKING:
 
 
 def chosen(servers: Collection[str], owner: str, conversation: str) -> str:
-    """The server with the highest score (Thaler and Ravishankar, rendezvous hashing, 1998). servers: at least one."""
+    """The server of a conversation, the same at each server, and another for few when a server comes or goes: the one
+    with the highest score (Thaler and Ravishankar, rendezvous hashing, 1998). servers: at least one."""
 
     def score(server: str) -> bytes:
         return hashlib.sha256("\0".join((server, owner, conversation)).encode("utf-8", "surrogatepass")).digest()
@@ -213,7 +211,7 @@ class _Passed(Response):
         kept, first, last = b"", b"", b""
         try:
             pieces = self._answer.aiter_raw()
-            while (piece := await _while_alive(_next(pieces), self._is_alive)) is not None:
+            while (piece := await _while_alive(anext(pieces, None), self._is_alive)) is not None:
                 whole, between, kept = (kept + piece).rpartition(end) if end else (piece, b"", b"")
                 if whole:
                     events = [each for each in whole.split(end) if b"data: " in each] if end else []
@@ -246,10 +244,10 @@ class _Passed(Response):
             yield b"event: error\ndata: " + encode_json(event | {"sequence_number": after + 1}) + b"\n\n"
 
 
-async def _while_alive(work: Coroutine[Any, Any, T], is_alive: Callable[[], bool]) -> T:
+async def _while_alive(work: Awaitable[T], is_alive: Callable[[], bool]) -> T:
     """What a server sends. Raises httpx.TransportError once it is no longer alive, though its connection may be: one
     that hangs, or whose machine is gone."""
-    task = asyncio.create_task(work)
+    task = asyncio.ensure_future(work)
     try:
         while not (await asyncio.wait({task}, timeout=LOOK_S))[0]:
             if not is_alive():
@@ -257,10 +255,6 @@ async def _while_alive(work: Coroutine[Any, Any, T], is_alive: Callable[[], bool
         return task.result()
     finally:
         task.cancel()
-
-
-async def _next(pieces: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(pieces, None)
 
 
 def _data(event: bytes) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.api.completions import EchoedPrompt, Entry, Offsets, entries
+from paceline.api.completions import EchoedPrompt, Entry, Offsets, _text, entries
 from paceline.runtime.service import Logprobs, TokenLogprob
 
 
@@ -66,7 +66,7 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
     prompt, spelled = first
     _, tokens = second
     offsets = Offsets()
-    echo = EchoedPrompt.of(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
+    echo = EchoedPrompt(prompt, tuple(spelled), tuple(logprobs(token) for token in spelled[1:]))
     result = echo.entries(offsets)
     assert result[0][1:] == (None, None, 0)
     offsets.restart(len(prompt))
@@ -80,10 +80,10 @@ def test_offsets_go_on_from_the_prompt_and_from_part_to_part(
 def test_a_beginning_that_the_text_does_not_show_takes_no_place_in_it() -> None:
     spelled = (b"<s>", b" Good", b" day")
     rest = (logprobs(b" Good"), logprobs(b" day"))
-    result = EchoedPrompt.of("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
+    result = EchoedPrompt("Good day", spelled, rest).entries(Offsets())  # a tokenizer that puts a space in front
     assert offsets_of(result) == [0, 0, 4]
-    result = EchoedPrompt.of(None, spelled, rest).entries(Offsets())
-    assert EchoedPrompt.of(None, spelled, rest).text == "<s> Good day" and offsets_of(result) == [0, 3, 8]
+    result = EchoedPrompt(_text(spelled), spelled, rest).entries(Offsets())
+    assert EchoedPrompt(_text(spelled), spelled, rest).text == "<s> Good day" and offsets_of(result) == [0, 3, 8]
 
 
 def test_alternatives_of_one_name_keep_the_likelier() -> None:
