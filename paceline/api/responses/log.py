@@ -26,7 +26,7 @@ import msgspec
 
 from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Passages, close_interrupted, filled, goes_on, records_of, replay
-from paceline.api.responses.store import ENDS, EventRow, EventStore, ResponseRecord, StoredEvent, Turn
+from paceline.api.responses.store import ENDS, Batch, EventRow, EventStore, ResponseRecord, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.runtime.service import AnswerRecord
 from paceline.sealing import PLAIN, Seal
@@ -214,30 +214,26 @@ class EventWriter:
         if not appends:
             return
         self._wrote_at = time.monotonic()
-        begun: list[ResponseRecord] = []
-        events: list[StoredEvent] = []
-        ended: list[tuple[str, int]] = []
-        turns: dict[str, Turn] = {}
-        epochs: dict[str, int] = {}
+        batch = Batch()
         ended_bytes = 0
         for append in appends:
             live = append.live
             if live.lost:
                 continue
             if not append.rows[0].sequence:
-                begun.append(live.record)
-            epochs[live.record.id] = live.epoch
-            events += [(live.record.id, *row) for row in append.stored]
+                batch.begun.append(live.record)
+            batch.epochs[live.record.id] = live.epoch
+            batch.events += [(live.record.id, *row) for row in append.stored]
             if append.ends:
-                ended.append((live.record.id, live.size))
+                batch.ended.append((live.record.id, live.size))
                 ended_bytes += live.size + len(live.record.request)
             if append.turn is not None:
-                turns[live.record.id] = append.turn
+                batch.turns[live.record.id] = append.turn
                 ended_bytes += sum(map(len, append.turn.items))
         failure: PacelineError | None = None
         taken: set[str] = set()
         try:
-            taken = self.store.write(begun, events, ended, turns, epochs)
+            taken = self.store.write(batch)
         except Exception as error:  # of any kind: the thread goes on, and the readers get the failure
             _log.error("the log of responses cannot be written: %s", error)
             full = isinstance(error, StorageError) and error.full

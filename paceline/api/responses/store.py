@@ -18,9 +18,9 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,6 +113,18 @@ class _Last(msgspec.Struct):
 
 
 StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
+
+
+@dataclass(slots=True)
+class Batch:
+    """What is written in one transaction."""
+
+    begun: list[ResponseRecord] = field(default_factory=list)
+    events: list[StoredEvent] = field(default_factory=list)
+    ended: list[tuple[str, int]] = field(default_factory=list)  # responses with the bytes of their events
+    turns: dict[str, Turn] = field(default_factory=dict)  # of conversations, by the response that ends one
+    epochs: dict[str, int] = field(default_factory=dict)  # of every response, where several servers write
+
 
 _decode_last = msgspec.json.Decoder(_Last).decode
 # By one round trip, of which few rows cost most; under a lock, so that meanwhile nobody takes a response over.
@@ -386,58 +398,41 @@ class EventStore:
             self._lock = None
 
     # ---- writing ----------------------------------------------------------------------------------------------------
-    def write(
-        self,
-        begun: Sequence[ResponseRecord],
-        events: Sequence[StoredEvent],
-        ended: Sequence[tuple[str, int]],
-        turns: Mapping[str, Turn] | None = None,
-        epochs: Mapping[str, int] | None = None,
-    ) -> set[str]:
-        """Write everything in one transaction, but nothing of the responses that are returned: another server has taken
-        them over, or they are gone. Waits for a database that cannot be reached.
-
-        `ended`: responses with the bytes of their events. `turns`: of conversations, by the response that ends one.
-        `epochs`: of every response, where several servers write.
-        """
+    def write(self, batch: Batch) -> set[str]:
+        """Write everything, but nothing of the responses that are returned: another server has taken them over, or they
+        are gone. Waits for a database that cannot be reached."""
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
-                one = self.fleet is not None and not (begun or ended)  # statement, and so a transaction
+                one = self.fleet is not None and not (batch.begun or batch.ended)  # statement, and so a transaction
                 with self._place.explained() if one else self._rows.changing():
-                    return self._write(begun, events, ended, turns or {}, epochs or {})
+                    return self._write(batch)
             except StorageError as error:
                 if not error.away or time.monotonic() > until:
                     raise
                 _log.warning("answers wait to be stored: %s", error)
                 time.sleep(RETRY_S)
 
-    def _write(
-        self,
-        begun: Sequence[ResponseRecord],
-        events: Sequence[StoredEvent],
-        ended: Sequence[tuple[str, int]],
-        turns: Mapping[str, Turn],
-        epochs: Mapping[str, int],
-    ) -> set[str]:
+    def _write(self, batch: Batch) -> set[str]:
         holder = "" if self.fleet is None else self.fleet.id
-        for one in begun:
+        for one in batch.begun:
             self._rows.begin(one, holder=holder)
         lost: set[str] = set()
         if self.fleet is None:
-            self._rows.add(events)
+            self._rows.add(batch.events)
         else:
-            columns = [list(column) for column in zip(*events, strict=True)] or [[], [], [], []]
-            told = [epochs[response] for response, *_ in events]
-            now = dict(self._connection.execute(_APPEND, ([*epochs], *columns, told)))
-            lost = {response for response, epoch in epochs.items() if now.get(response) != epoch}
-        for response, size in (one for one in ended if one[0] not in lost):
+            columns = [list(column) for column in zip(*batch.events, strict=True)] or [[], [], [], []]
+            told = [batch.epochs[response] for response, *_ in batch.events]
+            now = dict(self._connection.execute(_APPEND, ([*batch.epochs], *columns, told)))
+            lost = {response for response, epoch in batch.epochs.items() if now.get(response) != epoch}
+        for response, size in (one for one in batch.ended if one[0] not in lost):
             changed = self._connection.execute(
                 "UPDATE responses SET ended = true, bytes = ? + length(request) WHERE id = ? AND NOT ended",
                 (size, response),
             ).rowcount
-            if changed and response in turns:  # not once more, when a commit was not known to have succeeded
-                self.conversations.add(turns[response].conversation, turns[response].items, time.time())
+            if changed and response in batch.turns:  # not once more, when a commit was not known to have succeeded
+                turn = batch.turns[response]
+                self.conversations.add(turn.conversation, turn.items, time.time())
         return lost
 
     # ---- several servers --------------------------------------------------------------------------------------------
@@ -568,5 +563,5 @@ class EventStore:
                 continue
             more = close(rows) if rows else []
             size = sum(len(row.data) for row in (*rows, *more))
-            self.write([], [(response, *row) for row in more], [(response, size)])
+            self.write(Batch(events=[(response, *row) for row in more], ended=[(response, size)]))
         return len(interrupted) - len(self.left)
