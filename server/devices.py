@@ -127,7 +127,7 @@ class Registry:
 
     def devices(self) -> list[Device]:
         with self._tables.reading() as rows:
-            devices = {row[0]: _device(*row) for row in rows.execute(_DEVICES)}
+            devices = {row[0]: Device(*row) for row in rows.execute(_DEVICES)}
             for name, expires, role in rows.execute(
                 "SELECT name, expires_at, role FROM enrolment_codes WHERE expires_at > ? AND tries < ?",
                 (time.time(), MAX_TRIES),
@@ -243,13 +243,8 @@ class Registry:
 
 
 _OPEN_CODE = "SELECT name, key, mac_key, role FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
-_DEVICES = "SELECT name, enrolled_at, revoked_at, role FROM identities"
-
-
-def _device(name: str, enrolled_at: float, revoked_at: float | None, role: Role) -> Device:
-    if revoked_at is not None:
-        return Device(name, "revoked", revoked_at, role)
-    return Device(name, "enrolled", enrolled_at, role)
+_DEVICES = """SELECT name, CASE WHEN revoked_at IS NULL THEN 'enrolled' ELSE 'revoked' END,
+    coalesce(revoked_at, enrolled_at), role FROM identities"""
 
 
 def check_name(name: str) -> None:
