@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from typing import Final, NamedTuple, Protocol
 
 import psycopg
+from psycopg_pool import ConnectionPool
 
 from paceline.errors import ConfigError, StorageError
 
@@ -49,8 +50,7 @@ class SharedDatabase(Protocol):
 
     url: str
     name: str
-
-    def connection(self) -> AbstractContextManager[psycopg.Connection]: ...
+    pool: ConnectionPool
 
     def explained(self) -> AbstractContextManager[None]: ...
 
@@ -78,7 +78,7 @@ class Fleet:
         self._untold: dict[str, bool] = {}  # whether a device's link is here, as others are to know
         self._teller = ThreadPoolExecutor(1, "links")
         self._stop = threading.Event()
-        with postgres.explained(), postgres.connection() as held, held.transaction():
+        with postgres.explained(), postgres.pool.connection() as held, held.transaction():
             held.execute("SELECT pg_advisory_xact_lock(hashtext('fleet'))")
             for statement in _SCHEMA:
                 held.execute(statement)
@@ -97,7 +97,7 @@ class Fleet:
         self._stop.set()
         self._thread.join()
         self._teller.shutdown()
-        with suppress(StorageError), self._postgres.explained(), self._postgres.connection() as held:
+        with suppress(StorageError), self._postgres.explained(), self._postgres.pool.connection() as held:
             held.execute("DELETE FROM servers WHERE id = %s", (self.id,))
 
     def changes(self, store: str) -> tuple[int, int]:
@@ -149,7 +149,7 @@ class Fleet:
         return [OtherServer(*row) for row in rows]
 
     def _execute(self, statement: str, *parameters: object) -> list[tuple[str, str]]:
-        with self._postgres.explained(), self._postgres.connection() as held:
+        with self._postgres.explained(), self._postgres.pool.connection() as held:
             cursor = held.execute(statement, parameters)
             return cursor.fetchall() if cursor.description is not None else []
 

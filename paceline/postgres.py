@@ -123,10 +123,6 @@ class Postgres:
     def place(self, store: str, _: str) -> PostgresPlace:
         return PostgresPlace(self, store)
 
-    def connection(self) -> AbstractContextManager[psycopg.Connection]:
-        """A connection from the pool, for a moment."""
-        return self.pool.connection()
-
     @contextmanager
     def explained(self) -> Iterator[None]:
         try:
@@ -196,7 +192,7 @@ class PostgresConnection:
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> psycopg.Cursor[Any]:
         if self._held is not None:
             return self._held.execute(translated(statement), parameters)
-        with self._postgres.connection() as held:
+        with self._postgres.pool.connection() as held:
             return held.execute(translated(statement), parameters)  # its rows are here when this returns
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[Any]:

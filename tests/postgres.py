@@ -245,7 +245,7 @@ def forget_key(state: Path) -> None:
     """Have a server's private key lost."""
     (state / "server-key.pem").unlink()
     if (database := home(state)) is not None:
-        with database.connection() as held:
+        with database.pool.connection() as held:
             held.execute("DELETE FROM server_key")
 
 
@@ -258,7 +258,7 @@ def move(state: Path, to: Path) -> None:
 def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
     """Rows of a store, by the SQLite file that it has, or would have."""
     if (database := home(file)) is not None:
-        with database.connection() as held:
+        with database.pool.connection() as held:
             return held.execute(statement.encode()).fetchall()
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as found:
         return found.execute(statement).fetchall()
@@ -267,7 +267,7 @@ def rows(file: Path, statement: str) -> list[tuple[Any, ...]]:
 def sample(state: Path) -> None:
     """Have a database look at its tables, to plan by what is in them."""
     if (database := home(state)) is not None:
-        with database.connection() as held:
+        with database.pool.connection() as held:
             held.execute("VACUUM ANALYZE")
 
 
@@ -275,7 +275,7 @@ def tables(state: Path) -> dict[str, list[str]]:
     """Every row of every table that a server keeps, by the table's name: in a database those of the system too."""
     found = {}
     if (database := home(state)) is not None:
-        with database.connection() as held:
+        with database.pool.connection() as held:
             names = held.execute(
                 "SELECT oid::regclass::text FROM pg_class WHERE relkind IN ('r', 'm') UNION ALL VALUES "
                 "('pg_stat_activity'), ('pg_stats'), ('pg_prepared_statements')"
