@@ -33,7 +33,7 @@ def register(app: typer.Typer) -> None:
 
 def list_(as_json: Json = False) -> None:
     """List what comes with paceline, what lies in the hub's cache, and what Ollama, LM Studio and llama.cpp have."""
-    from paceline.hub.cache import ListedModel, cached_models, in_folder, stored_models
+    from paceline.hub.cache import cached_models, in_folder, stored_models
     from paceline.models import CAUSAL, CLOUD, DEMO, DEVICE, READER
 
     bundled = (
@@ -41,10 +41,7 @@ def list_(as_json: Json = False) -> None:
         (CAUSAL, "bundled, of the cloud", CLOUD),
         (CAUSAL, "bundled, of the device", DEVICE),
     )
-    models = [*(in_folder(*each) for each in bundled), *cached_models()]
-    for each in stored_models():
-        where = f"{each.store}, GGUF"
-        models.append(ListedModel(each.name, where, "chat", each.size, None, None, directory=str(each.path)))
+    models = [*(in_folder(*each) for each in bundled), *cached_models(), *stored_models()]
     lines = []
     width = max(len(model.name) for model in models)
     for model in models:

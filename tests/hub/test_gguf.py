@@ -206,7 +206,8 @@ def test_models_of_other_programs_are_found_by_the_names_that_these_show(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     monkeypatch.setenv("LLAMA_CACHE", str(cache))
-    found = {model.name: model.store for model in stored_models() if model.store != "package"}
+    stores = {model.name: model.where.removesuffix(", GGUF") for model in stored_models()}
+    found = {name: store for name, store in stores.items() if store != "package"}
     assert found == {
         "llama3.2:3b": "ollama",
         "ann/own:latest": "ollama",
