@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 import psycopg
 
-from paceline.api.responses.store import Batch, EventStore, ResponseRecord, StoredEvent
+from paceline.api.responses.store import EventStore, LogBatch, ResponseRecord, StoredEvent
 from paceline.postgres import Postgres
 from paceline.sql import Home
 
@@ -74,7 +74,7 @@ def drive(store: EventStore, answers: int, seconds: float, name: str = "") -> Co
         data = event(sequence)
         events: list[StoredEvent] = [(one, sequence, "response.output_text.delta", data) for one in running]
         ended = [(one, 256 * len(data)) for one in running] if sequence == 255 else []
-        lost = store.write(Batch(begun, events, ended, epochs=dict.fromkeys(running, 1) if shared else {}))
+        lost = store.write(LogBatch(begun, events, ended, epochs=dict.fromkeys(running, 1) if shared else {}))
         assert not lost
         transactions += 1
     return Cost(transactions * answers, transactions, spent, time.process_time() - cpu)

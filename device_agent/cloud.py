@@ -305,9 +305,7 @@ class Cloud:
 
         def handshake() -> DiallerHandshake:
             shown = keys.credential
-            return device_handshake(
-                self.introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key
-            )
+            return device_handshake(self.introduce(), device=shown.device, keys=shown.keys, server_key=shown.server_key)
 
         first, *others = map(link_url, self.urls)
         dialer = Dialer(

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.api.http.auth import Keyring
-from paceline.api.responses.store import Batch, EventRow, EventStore, ResponseRecord, Turn
+from paceline.api.responses.store import EventRow, EventStore, LogBatch, ResponseRecord, Turn
 from paceline.commands.main import build
 from paceline.errors import ConfigError
 from paceline.postgres import Postgres
@@ -42,7 +42,7 @@ def filled(folder: Path, *, sealed: bool) -> str:
         store.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b'{"a":1}'), [b"asked"])
         begun = ResponseRecord("resp_1", "key", 2.0, "resp_0", b'{"input":"?"}')
         turn = {"resp_1": Turn("conv_1", (b"said",))}
-        store.write(Batch([begun], [("resp_1", *event) for event in EVENTS], [("resp_1", 9000)], turn))
+        store.write(LogBatch([begun], [("resp_1", *event) for event in EVENTS], [("resp_1", 9000)], turn))
     return key
 
 

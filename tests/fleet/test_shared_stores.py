@@ -16,7 +16,7 @@ from paceline import sql
 from paceline.api.http.auth import Keyring
 from paceline.api.responses import log as event_log
 from paceline.api.responses.log import EventLog, LiveEvents
-from paceline.api.responses.store import Batch, EventStore, ResponseRecord, Turn
+from paceline.api.responses.store import EventStore, LogBatch, ResponseRecord, Turn
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.fleet import Fleet
 from paceline.postgres import Postgres, PostgresConnection
@@ -45,7 +45,7 @@ def record(response: str) -> ResponseRecord:
 
 def begin(store: EventStore) -> None:
     """Write the first event of a response."""
-    assert store.write(Batch([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})) == set()
+    assert store.write(LogBatch([record("resp_1")], [("resp_1", 0, "a", b"0")], [], epochs={"resp_1": 1})) == set()
 
 
 async def begun(log: EventLog, name: str = "resp_1") -> LiveEvents:
@@ -88,10 +88,10 @@ def test_a_taken_response_is_written_by_its_taker_alone(
     first.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
     stale, turns = [("resp_1", 1, "response.failed", b"stale")], {"resp_1": Turn("conv_1", (b"stale",))}
     for records in ([], [record("resp_1")]) * 20:
-        assert first.write(Batch(records, stale, [("resp_1", 1)], turns, epochs={"resp_1": 1})) == {"resp_1"}
+        assert first.write(LogBatch(records, stale, [("resp_1", 1)], turns, epochs={"resp_1": 1})) == {"resp_1"}
         first.hand_over("resp_1", "another", 1)
     assert first.read("conv_1", -1, -1) == [] and first.holder("resp_1") == fleet_of(servers[1]).id
-    assert second.write(Batch([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2})) == set()
+    assert second.write(LogBatch([], [("resp_1", 1, "a", b"1")], [("resp_1", 2)], epochs={"resp_1": 2})) == set()
     assert [row.data for row in first.read("resp_1", -1, -1)] == [b"0", b"1"]
     assert first.take_over(list) == second.take_over(list) == [], "it has ended"
 
@@ -113,7 +113,7 @@ def test_a_server_that_stands_still_in_a_transaction_keeps_no_response(
 
     first.conversations.add = stands_still  # type: ignore[method-assign]
     late, turns = [("resp_1", 1, "a", b"late")], {"resp_1": Turn("conv_1", (b"said",))}
-    assert first.write(Batch([], late, [("resp_1", 5)], turns, epochs={"resp_1": 1})) == {"resp_1"}
+    assert first.write(LogBatch([], late, [("resp_1", 5)], turns, epochs={"resp_1": 1})) == {"resp_1"}
     assert [epoch for _, epoch, _ in taken] == [2] and len(second.read("resp_1", -1, -1)) == 1
     assert second.read("conv_1", -1, -1) == []
 
@@ -123,7 +123,7 @@ def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Se
         store.conversations.create(ResponseRecord("conv_1", "key", 1.0, None, b"{}"), [])
         turns = {"resp_1": Turn("conv_1", (b"said",))}
         for _ in range(2):
-            batch = Batch([record("resp_1")], [("resp_1", 0, "a", b"0")], [("resp_1", 1)], turns, {"resp_1": 1})
+            batch = LogBatch([record("resp_1")], [("resp_1", 0, "a", b"0")], [("resp_1", 1)], turns, {"resp_1": 1})
             assert store.write(batch) == set()
         assert [row.data for row in store.read("conv_1", -1, -1)] == [b"said"]
 
@@ -138,7 +138,7 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
 
         def ended_meanwhile(response: str) -> str | None:
             end = [("resp_1", 1, "response.failed", b'{"response":{"output":[]}}')]
-            store.write(Batch([], end, [("resp_1", 2)], epochs={"resp_1": 1}))  # after its rows were read
+            store.write(LogBatch([], end, [("resp_1", 2)], epochs={"resp_1": 1}))  # after its rows were read
             return holder(response)
 
         monkeypatch.setattr(log._store, "holder", ended_meanwhile)
@@ -233,7 +233,7 @@ async def test_a_server_that_leaves_does_not_take_over_what_it_abandons(
 def test_two_servers_take_over_each_response_once(stores: tuple[EventStore, EventStore]) -> None:
     names = sorted(f"resp_{number}" for number in range(20))
     for name in names:
-        stores[0].write(Batch([record(name)], [(name, 0, "a", b"0")], [], epochs={name: 1}))
+        stores[0].write(LogBatch([record(name)], [(name, 0, "a", b"0")], [], epochs={name: 1}))
     stores[0].release([])
     taken: list[list[str]] = [[], []]
 
@@ -269,7 +269,7 @@ def test_a_database_that_goes_and_comes_is_waited_for(postgres: RealPostgres, se
 
         def write() -> None:
             for number in range(1, 50):
-                written.append(store.write(Batch([], [("resp_1", number, "a", b"1")], [], epochs={"resp_1": 1})))
+                written.append(store.write(LogBatch([], [("resp_1", number, "a", b"1")], [], epochs={"resp_1": 1})))
 
         writer = threading.Thread(target=write)
         writer.start()

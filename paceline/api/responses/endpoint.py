@@ -143,9 +143,7 @@ async def _whole(responses: Responses, run: Run) -> bytes:
 
 
 @router.get("/{response_id}", responses=_STREAMED)
-async def show_response(
-    record: Found, query: Annotated[RetrieveQuery, Query()], responses: ResponsesDep
-) -> Response:
+async def show_response(record: Found, query: Annotated[RetrieveQuery, Query()], responses: ResponsesDep) -> Response:
     """Fetch a stored response, or follow its events from any of them on."""
     if query.stream:
         after = -1 if query.starting_after is None else query.starting_after

@@ -26,7 +26,7 @@ import msgspec
 
 from paceline.api.http.errors import Failure
 from paceline.api.responses.events import Passages, close_interrupted, filled, goes_on, records_of, replay
-from paceline.api.responses.store import ENDS, Batch, EventRow, EventStore, ResponseRecord, Turn
+from paceline.api.responses.store import ENDS, EventRow, EventStore, LogBatch, ResponseRecord, Turn
 from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.runtime.service import AnswerRecord
 from paceline.sealing import PLAIN, Seal
@@ -214,7 +214,7 @@ class EventWriter:
         if not appends:
             return
         self._wrote_at = time.monotonic()
-        batch = Batch()
+        batch = LogBatch()
         ended_bytes = 0
         for append in appends:
             live = append.live

@@ -116,7 +116,7 @@ StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 
 @dataclass(slots=True)
-class Batch:
+class LogBatch:
     """What is written in one transaction."""
 
     begun: list[ResponseRecord] = field(default_factory=list)
@@ -398,7 +398,7 @@ class EventStore:
             self._lock = None
 
     # ---- writing ----------------------------------------------------------------------------------------------------
-    def write(self, batch: Batch) -> set[str]:
+    def write(self, batch: LogBatch) -> set[str]:
         """Write everything, but nothing of the responses that are returned: another server has taken them over, or they
         are gone. Waits for a database that cannot be reached."""
         until = time.monotonic() + PATIENCE_S
@@ -413,7 +413,7 @@ class EventStore:
                 _log.warning("answers wait to be stored: %s", error)
                 time.sleep(RETRY_S)
 
-    def _write(self, batch: Batch) -> set[str]:
+    def _write(self, batch: LogBatch) -> set[str]:
         holder = "" if self.fleet is None else self.fleet.id
         for one in batch.begun:
             self._rows.begin(one, holder=holder)
@@ -563,5 +563,5 @@ class EventStore:
                 continue
             more = close(rows) if rows else []
             size = sum(len(row.data) for row in (*rows, *more))
-            self.write(Batch(events=[(response, *row) for row in more], ended=[(response, size)]))
+            self.write(LogBatch(events=[(response, *row) for row in more], ended=[(response, size)]))
         return len(interrupted) - len(self.left)

@@ -15,7 +15,7 @@ import pytest
 from paceline.api.http.errors import Failure
 from paceline.api.responses import log as event_writer
 from paceline.api.responses.log import TAIL_ROWS, EventLog, LiveEvents, Retention
-from paceline.api.responses.store import Batch, EventRow, EventStore, ResponseRecord
+from paceline.api.responses.store import EventRow, EventStore, LogBatch, ResponseRecord
 from paceline.core.fair import fair_share
 from paceline.errors import ConfigError, PacelineError, StorageError
 from paceline.sealing import PLAIN, StoreSeal
@@ -87,7 +87,7 @@ def written_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     write = EventStore.write
 
-    def counted(self: EventStore, batch: Batch) -> set[str]:
+    def counted(self: EventStore, batch: LogBatch) -> set[str]:
         lost = write(self, batch)
         sizes.append(len(batch.events))
         return lost
@@ -228,9 +228,9 @@ async def test_a_failed_write_fails_its_responses_only(log: EventLog, monkeypatc
 
 async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
     rows = EventStore(tmp_path)
-    rows.write(Batch([record("a")], [("a", 0, "delta", b"1")], []))
+    rows.write(LogBatch([record("a")], [("a", 0, "delta", b"1")], []))
     with pytest.raises(ConfigError, match="UNIQUE"):
-        rows.write(Batch([], [("a", 0, "delta", b"2")], []))
+        rows.write(LogBatch([], [("a", 0, "delta", b"2")], []))
     assert rows.read("a", -1, 10) == [EventRow(0, "delta", b"1")]
     rows.close()
 

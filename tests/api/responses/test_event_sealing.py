@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.api.responses.store import FILE, Batch, EventRow, EventStore, ResponseRecord
+from paceline.api.responses.store import FILE, EventRow, EventStore, LogBatch, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.sealing import MARK, PLAIN, Box, DamagedError, Seal, StoreSeal, answers_key, open_answers_seal
 
@@ -21,7 +21,7 @@ PHRASES = (b"blue boat", b"berth nine")
 
 def written(store: EventStore, response: str) -> None:
     rows = [(response, 0, "delta", b'"berth nine"'), (response, 1, "response.completed", SAID)]
-    store.write(Batch([ResponseRecord(response, "anna", 1.0, None, ASKED)], rows, [(response, 200)]))
+    store.write(LogBatch([ResponseRecord(response, "anna", 1.0, None, ASKED)], rows, [(response, 200)]))
 
 
 def a_log(folder: Path, seal: Seal, *responses: str) -> None:
@@ -174,7 +174,7 @@ def test_what_another_process_has_open_is_not_encrypted_under_it(tmp_path: Path)
 
 def test_a_damaged_response_that_was_cut_does_not_keep_the_log_from_opening(tmp_path: Path) -> None:
     with closing(EventStore(tmp_path, SEAL)) as store:
-        store.write(Batch([ResponseRecord("a", "anna", 1.0, None, ASKED)], [("a", 0, "delta", b"1")], []))
+        store.write(LogBatch([ResponseRecord("a", "anna", 1.0, None, ASKED)], [("a", 0, "delta", b"1")], []))
         written(store, "b")
     sql(tmp_path, "UPDATE events SET data = x'00' WHERE response = 'a'")
     with closing(EventStore(tmp_path, SEAL)) as store:
