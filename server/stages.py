@@ -93,7 +93,6 @@ def open_stages(
     pipeline = RemotePipeline(make, name, sampling_defaults(directory))
     for number, member in enumerate(pipeline.members.order, 1):
         about = member.about
-        assert about is not None
         log.info(
             "stage %d of %d: layers %d:%d at %s, %d MiB resident",
             number,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 
 from paceline.core.batching.block_manager import OutOfBlocks
@@ -34,19 +34,14 @@ class Imported:
 Entry = RunBatch | Imported | Change
 
 
-@dataclass(slots=True)
 class History:
-    vocab_size: int
-    max_positions: int
-    _log: deque[Entry] = field(default_factory=deque)
-    _needed: set[int] = field(default_factory=set)  # tickets in the log whose results are
-    _open: set[int] = field(default_factory=set)  # those of them whose results have not come
-    _lost: set[SeqId] = field(default_factory=set)  # with a step that failed
-    _again: Iterator[int] = field(default_factory=lambda: count(AGAIN))
-    _base: TokenTable = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._base = TokenTable(vocab_size=self.vocab_size, max_positions=self.max_positions)
+    def __init__(self, vocab_size: int, max_positions: int) -> None:
+        self._log = deque[Entry]()
+        self._needed = set[int]()  # tickets in the log whose results are
+        self._open = set[int]()  # those of them whose results have not come
+        self._lost = set[SeqId]()  # with a step that failed
+        self._again = count(AGAIN)
+        self._base = TokenTable(vocab_size=vocab_size, max_positions=max_positions)
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
@@ -71,14 +66,6 @@ class History:
         self._open.discard(ticket)
         self._needed.discard(ticket)
         self._advance()
-
-    def clear(self) -> None:
-        """No stage holds anything that is needed."""
-        self._log.clear()
-        self._needed.clear()
-        self._open.clear()
-        self._lost.clear()
-        self.__post_init__()
 
     def replay(self) -> Iterator[RunBatch | Change]:
         """What builds the sequences up in empty stages. Batches whose results nobody needs have tickets of their own,

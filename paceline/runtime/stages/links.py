@@ -139,11 +139,6 @@ class StageLink(PeerLink):
         return (self.close_reason or "").rstrip(".")
 
     @property
-    def is_mute(self) -> bool:
-        """It has ended because nothing was heard."""
-        return self.close_code == CloseCode.HEARTBEAT_LOST
-
-    @property
     def is_closed_by_peer(self) -> bool:
         return self._disconnected is not None and self._disconnected.by_peer
 

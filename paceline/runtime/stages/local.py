@@ -74,24 +74,19 @@ class LocalPlace(Place):
         self._key = PrivateKey.generate()
         self._reading: asyncio.Task[None] | None = None
         self._model = model
-        self._failed = 0  # starts, one after the other
-
-    @property
-    def has_failed(self) -> bool:  # type: ignore[override]  # here it changes
-        return self._failed > 0
 
     def admits(self, claim: Claim) -> bytes | CloseCode:
         return self._key.public_key if claim.proves(self._key.public_key) else CloseCode.BAD_CREDENTIAL
 
     async def address(self) -> str:
         if self.process is None or self.process.returncode is not None:
-            await asyncio.sleep(PAUSES_S[min(self._failed, len(PAUSES_S) - 1)])
+            await asyncio.sleep(PAUSES_S[min(self.failed, len(PAUSES_S) - 1)])
             try:
                 await self._start()
             except LinkClosed:
-                self._failed += 1
+                self.failed += 1
                 raise
-            self._failed = 0
+            self.failed = 0
         return self._where
 
     async def _start(self) -> None:

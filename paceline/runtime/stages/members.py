@@ -33,6 +33,7 @@ LOAD_S = 600.0
 ASSIGN_S = 10.0
 
 
+NOTHING = About(0, "", "", 1, 0, 0, 0, 0, 0, 1, 0, 0, None)  # before a stage has said what it is
 Span = tuple[int, int]  # layers: the first, and that behind the last
 Standing = Callable[[str, bytes], Awaitable[CloseCode | None]]  # of a name and its key: why it may not stay
 
@@ -41,7 +42,7 @@ class Place:
     """Where a stage is to be found: an address. `local.LocalPlace` is a process of this machine, and is started."""
 
     is_started_here = False  # it can be started again
-    has_failed = False  # its process could not be started when that was last tried
+    failed = 0  # starts of its process, one after the other
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -67,7 +68,7 @@ class Member:
     key: bytes = b""
     name: str = ""
     address: str = ""
-    about: About | None = None
+    about: About = NOTHING
     is_mute: bool = False  # its last connection ended because nothing was heard
     answers: dict[int, asyncio.Future[Frame]] = field(default_factory=dict)
 
@@ -78,8 +79,7 @@ class Member:
     @property
     def span(self) -> Span | None:
         """Layers it has loaded."""
-        about = self.about
-        return None if about is None or about.first == about.stop else (about.first, about.stop)
+        return None if self.about.first == self.about.stop else (self.about.first, self.about.stop)
 
     async def ask(self, message: messages.Numbered, seconds: float, kind: type[A]) -> A:
         """The answer to a request, of this kind. Raises LinkClosed for a stage that is lost meanwhile, fails, takes too
@@ -149,7 +149,7 @@ class Members:
     @property
     def abouts(self) -> list[About]:
         """Of the pipeline's stages, first stage first."""
-        return [member.about for member in self.order if member.about is not None]
+        return [member.about for member in self.order]
 
     # ---- connecting -------------------------------------------------------------------------------------------------
     async def connect(self, member: Member, *, measured: bool = False) -> None:
@@ -182,14 +182,13 @@ class Members:
 
     def _gone(self, member: Member, link: StageLink) -> None:
         if member.link is link:
-            member.is_mute = link.is_mute
+            member.is_mute = link.close_code == CloseCode.HEARTBEAT_LOST
             member.lost(link.reason)
             self._lost(member, link.reason, link.silence_s)
 
     def _check(self, member: Member) -> None:
         """Texts depend on the model and its number format, and the memory that is counted on the size of blocks."""
         about = member.about
-        assert about is not None
         if about.model != self._fingerprint:
             self._refuse(member, "another model")
         if self._kind is not None and member.span is not None and _kind_of(about) != self._kind:
@@ -223,11 +222,10 @@ class Members:
             raise ConfigError(f"The stages cannot be used: {error}.") from error
 
     async def _load_planned(self) -> None:
-        abouts = [member.about for member in self.members if member.about is not None]
-        costs = [about.cost for about in abouts if about.cost is not None]
+        costs = [member.about.cost for member in self.members if member.about.cost is not None]
         if len(costs) < len(self.members):
             raise LinkClosed("a stage has not measured its speed")
-        layers, here = abouts[0].layers, sum(member.place.is_started_here for member in self.members)
+        layers, here = self.members[0].about.layers, sum(member.place.is_started_here for member in self.members)
         costs = [  # those of this machine share its memory
             msgspec.structs.replace(cost, free_bytes=cost.free_bytes // here) if member.place.is_started_here else cost
             for member, cost in zip(self.members, costs, strict=True)
@@ -253,10 +251,10 @@ class Members:
         reached = 0
         while reached in by_first:
             member = by_first[reached]
-            assert member.span is not None and member.about is not None
+            assert member.span is not None, "it has layers"
             row.append(member)
             reached = member.span[1]
-        layers = row[0].about.layers if row and row[0].about is not None else 0
+        layers = row[0].about.layers if row else 0
         if not row or reached != layers:
             spans = ", ".join(f"{m.span[0]}:{m.span[1]}" for m in self.members if m.span is not None) or "none"
             raise ConfigError(
@@ -290,11 +288,8 @@ class Members:
 
     @property
     def format(self) -> RowFormat:
-        about = self.order[0].about
-        assert about is not None
-        if self._format is not None:
-            return self._format
-        return about.dtype if about.dtype in messages.ROW_FORMATS else "float32"
+        dtype = self.order[0].about.dtype
+        return self._format or (dtype if dtype in messages.ROW_FORMATS else "float32")
 
     async def replace_lost(self) -> None:
         """Connect again to lost members of the row, or put spares in their place. Raises LinkClosed."""
@@ -303,7 +298,7 @@ class Members:
                 continue
             found = member if member.is_up else self._spare(span) or member
             try:
-                self.is_hopeful |= found.place.is_started_here and not found.place.has_failed
+                self.is_hopeful |= found.place.is_started_here and not found.place.failed
                 await self.connect(found)
                 if found.span != span:
                     self.is_hopeful = True
@@ -344,9 +339,6 @@ class Members:
 
 def _kind_of(about: About) -> tuple[str, int, int]:
     return about.dtype, about.block_size, about.vocab_size
-
-
-# Plan of a pipeline: which layers each stage gets, from its measured speed and its memory.
 
 
 def plan_spans(layers: int, costs: Sequence[StageCost]) -> list[Span]:

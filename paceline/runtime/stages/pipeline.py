@@ -66,21 +66,6 @@ class FarLogits:
         return self.fetch(self.batch.ticket, self.segment, row, row + 1)[0]
 
 
-def far_output(under: BatchUnderWay, handle: BatchHandle, fetch: Fetch) -> Output:
-    """The result of a batch that has run."""
-    done = under.done
-    assert done is not None
-    answers = [question.answer for question in under.questions]
-    found = [rows for answer in answers if isinstance(answer, messages.SampledRows) for rows in answer.rows]
-    sampled = dict(zip(under.ahead, map(tuple, found), strict=False))
-    parts: list[Logits] = []
-    for number, (size, scored) in enumerate(zip(done.sizes, done.kept, strict=True)):
-        rows = under.ahead.get(number, ())
-        rows = rows if scored is None else tuple(rows[row] for row in scored if row < len(rows))
-        parts.append(FarLogits(handle, number, size, fetch, rows, sampled.get(number, ())))
-    return Output(tuple(parts), done.kept)
-
-
 def sampled_already(request: SampleRequest) -> tuple[SampledRow, ...] | None:
     """The answer, if it came with the batch."""
     if request.mixture is not None or len(request.branches) != 1:
@@ -157,7 +142,7 @@ class RemotePipeline(StageHead):
     """
 
     def __init__(self, make: Callable[..., Members], name: str, sampling: SamplingDefaults) -> None:
-        """make: of the callbacks `heard` and `lost`. Waits until the stages are ready. Raises ConfigError."""
+        """See `StageHead`."""
         super().__init__(make)
         self._last_ticket = 0
         first, *_ = abouts = self.members.abouts
@@ -227,9 +212,19 @@ class RemotePipeline(StageHead):
         return self._output(under)
 
     def _output(self, under: BatchUnderWay) -> Output:
-        handle = BatchHandle(under.ticket)
+        """The result of a batch that has run."""
+        handle, done = BatchHandle(under.ticket), under.done
+        assert done is not None
         weakref.finalize(handle, self.forgotten.append, int(under.ticket)).atexit = False
-        return far_output(under, handle, self._fetch)
+        answers = [question.answer for question in under.questions]
+        found = [rows for answer in answers if isinstance(answer, messages.SampledRows) for rows in answer.rows]
+        sampled = dict(zip(under.ahead, map(tuple, found), strict=False))
+        parts: list[Logits] = []
+        for number, (size, scored) in enumerate(zip(done.sizes, done.kept, strict=True)):
+            rows = under.ahead.get(number, ())
+            rows = rows if scored is None else tuple(rows[row] for row in scored if row < len(rows))
+            parts.append(FarLogits(handle, number, size, self._fetch, rows, sampled.get(number, ())))
+        return Output(tuple(parts), done.kept)
 
     def notify(self, callback: Callable[[], None]) -> None:
         self.callbacks.append(callback)
@@ -260,7 +255,8 @@ class RemotePipeline(StageHead):
     def _fetch(self, ticket: int, segment: int, first: int, stop: int) -> tuple[Dist, ...]:
         if first == stop:
             return ()
-        found = self.ask(StageRequest(-1, messages.FetchScores(next(self.numbers), ticket, segment, first, stop)))
+        asked = messages.FetchScores(next(self.numbers), ticket, segment, first, stop)
+        (found,) = self.ask_all([StageRequest(-1, asked)])
         if not isinstance(found, Bulk) or not isinstance(found.header, messages.ScoreRows):
             raise EngineError("the last stage answered something else")
         shape = stop - first, self._info.vocab_size

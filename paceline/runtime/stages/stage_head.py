@@ -153,9 +153,6 @@ class StageHead:
         if tickets and self.up:
             self.send(-1, messages.Forget(tuple(tickets)))
 
-    def ask(self, request: StageRequest) -> Frame | Bulk:
-        return self.ask_all([request])[0]
-
     def ask_all(self, requests: Sequence[StageRequest], done: Imported | None = None) -> list[Frame | Bulk]:
         """Answers of stages, asked again after a loss. Raises EngineError for a stage that failed to answer.
 
@@ -190,9 +187,9 @@ class StageHead:
                 about = self.members.abouts[0]
                 self.history = History(about.vocab_size, about.max_positions)
                 self.sent = SentRows(about.vocab_size, about.max_positions, self._capacity(), about.block_size)
-                self.up = self._is_whole
-                if not self.up:
-                    self._lost_now("a stage was lost at the start")
+                self.up = True
+                if not self._is_whole:
+                    self._fall("a stage was lost at the start")
             jobs += [asyncio.create_task(job) for job in (self._recover(), self.members.watch())]
             started.set_result(None)
             await self._ends.wait()  # a stage that is being started may take minutes, and the program may end meanwhile
@@ -259,18 +256,14 @@ class StageHead:
                 self._fall(f"the stage at {member.place} is gone: {reason}", silence_s)
 
     def _fall(self, reason: str, silence_s: float = 0.0) -> None:
-        """With the condition held: nothing more is sent until the pipeline is whole again."""
+        """With the condition held: nothing more is sent until the pipeline is whole again. silence_s: for which nothing
+        had been heard of the stage that is lost."""
         if self.up:
             log.warning("%s", reason)
             self.losses += 1
-            self._lost_now(reason, silence_s)
+            self._why = reason
+            self._lost_at = self._loop.time() - min(silence_s, max(0.0, PATIENCE_S - NOTICE_S))
         self.up = False
-        self._broken.set()
-
-    def _lost_now(self, reason: str, silence_s: float = 0.0) -> None:
-        """A stage of a whole pipeline, of which nothing had been heard for so long."""
-        self._why = reason
-        self._lost_at = self._loop.time() - min(silence_s, max(0.0, PATIENCE_S - NOTICE_S))
         self._broken.set()
 
     @property
@@ -360,7 +353,8 @@ class StageHead:
             for waiting in under_way:
                 if waiting.is_open:
                     waiting.error = EngineError(self.gone)
-            self.history.clear()
+            about = self.members.abouts[0]
+            self.history = History(about.vocab_size, about.max_positions)  # no stage holds anything that is needed
             self.sent.failed.update(self.sent.table.lengths())
             self.changed.notify_all()
         for callback in self.callbacks:

@@ -149,7 +149,7 @@ class StageServer:
         self._epoch = 0
         self._previous_key = None
         self._part("the head is gone")
-        self.worker.assign(0, "float32", 0, is_first=False, is_last=False)
+        self.worker.assign(None)
 
     def _part(self, reason: str) -> None:
         """From the neighbours."""
@@ -213,17 +213,10 @@ class StageServer:
         )
 
     def _assigned(self, message: messages.Assign) -> None:
-        stage = self.worker.stage
         self._epoch = message.epoch
         self._part("a place in another pipeline")
         self._previous_key = message.previous_key
-        self.worker.assign(
-            message.epoch,
-            message.format,
-            0 if stage is None else stage.width,
-            is_first=message.previous_key is None,
-            is_last=message.next_address is None,
-        )
+        self.worker.assign(message)
         self._start(self._take_place(message))
 
     async def _take_place(self, message: messages.Assign) -> None:

@@ -137,7 +137,6 @@ class StageWorker(threading.Thread):
         self._known: set[SeqId] = set()  # sequences that may hold rows
         self._epoch = 0
         self._format: RowFormat = "float32"
-        self._width = 0
         self._is_first = self._is_last = False
         self._stopping = False
 
@@ -152,16 +151,18 @@ class StageWorker(threading.Thread):
         """Likewise, and send what it returns, or a failure of this request."""
         self.call(self._answered(request, act))
 
-    def assign(self, epoch: int, format: RowFormat, width: int, *, is_first: bool, is_last: bool) -> None:
-        """Drop everything, and begin anew as this stage of a pipeline. What is being computed is dropped too."""
+    def assign(self, place: messages.Assign | None) -> None:
+        """Drop everything, what is being computed too, and begin anew in this place of a pipeline; None: in none."""
         with self._changed:
             for _, taken in self._bulks.values():
                 taken()
             for waiting in (self._ordered, self._changing, self._urgent, self._bulks):
                 waiting.clear()
             self._last.clear()
-            self._epoch, self._format, self._width = epoch, format, width
-            self._is_first, self._is_last = is_first, is_last
+            self._epoch = 0
+            if place is not None:
+                self._epoch, self._format = place.epoch, place.format
+                self._is_first, self._is_last = place.previous_key is None, place.next_address is None
             self._calls.append(self._release_all)
             self._changed.notify()
 
@@ -364,7 +365,7 @@ class StageWorker(threading.Thread):
                 if header.error is not None:
                     raise EngineError(header.error)
                 left = messages.without_others(asked, header.kept)
-                hidden = rows_from_bytes(given[0].payload, self._format, left.num_rows, self._width)
+                hidden = rows_from_bytes(given[0].payload, self._format, left.num_rows, self._stage().width)
             self._known.update(segment.seq for segment in left.segments)
             result = self._stage().forward(left, hidden)
             if result.output is not None:

@@ -227,7 +227,7 @@ async def test_no_process_is_started_whose_model_is_gone(tmp_path: Path) -> None
     place = LocalPlace("local stage 1", bytes(32), (), model=tmp_path)
     with pytest.raises(LinkClosed, match=r"there is no model in .* any more"):
         await place.address()
-    assert place.has_failed and place.process is None
+    assert place.failed and place.process is None
 
 
 @pytest.mark.anyio
@@ -235,7 +235,7 @@ async def test_a_process_that_ends_at_once_has_failed() -> None:
     place = LocalPlace("local stage 1", bytes(32), ("--layers", "none"))
     with pytest.raises(LinkClosed, match="its process ended with code 2"):
         await place.address()
-    assert place.has_failed
+    assert place.failed
 
 
 def test_what_is_too_large_to_be_sent_is_answered_by_a_failure() -> None:
