@@ -31,7 +31,7 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.tokenizer import SpecialTokens, Tokenizer
-from paceline.runtime.asking import AskLimits, CloudAsks
+from paceline.runtime.asking import AskCounter, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
@@ -204,7 +204,7 @@ async def linked_nodes() -> AsyncIterator[dict[Side, Node]]:
     """Both sides in this process, each with its own model and no documents."""
     seeds: dict[Side, int] = {"device": 1, "cloud": 2}
     loaded = {side: LoadedModel(Arbitrary(FakeEngine(seed)), ByteTokenizer()) for side, seed in seeds.items()}
-    asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))  # no question is one too many
+    asks = CloudAsks(EVERYBODY, AskCounter(sys.maxsize, sys.maxsize))  # no question is one too many
     nodes = {
         side: Node(side, model, None, NodeParts(company=Company(asks=asks if side == "device" else None)))
         for side, model in loaded.items()

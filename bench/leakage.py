@@ -35,7 +35,7 @@ from paceline.models import DEVICE
 from paceline.rag.embedder import load_embedder
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking import AskLimits, CloudAsks
+from paceline.runtime.asking import AskCounter, CloudAsks
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
@@ -286,7 +286,7 @@ BINS: Final[Mapping[str, Callable[[DocumentStore, str], float]]] = {
 @asynccontextmanager
 async def asked_device(model: LoadedModel, store: DocumentStore) -> AsyncIterator[Link]:
     """The cloud's end of a link to a device that everybody may ask as often as they like."""
-    asks = CloudAsks(EVERYBODY, AskLimits(sys.maxsize, sys.maxsize))
+    asks = CloudAsks(EVERYBODY, AskCounter(sys.maxsize, sys.maxsize))
     node = Node("device", model, store, NodeParts(company=Company(open_to_peer=True, asks=asks)))
     model_info = model.engine.info
     strategies = list(STRATEGIES)

@@ -15,7 +15,7 @@ from paceline.core.policy import ANY_KEY
 from paceline.core.side import NOBODY
 from paceline.errors import ConfigError
 from paceline.models import shipped
-from paceline.runtime.asking import ActivityLog, AskLimits, CloudAsks, permission
+from paceline.runtime.asking import ActivityLog, AskCounter, CloudAsks, permission
 from paceline.runtime.link.emulation import Emulation
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import AgentSettings
@@ -42,7 +42,7 @@ async def run(settings: AgentSettings) -> None:
     may_ask, origin = permission(settings)
     hint = "; --cloud-may-ask allows it" if may_ask == NOBODY else ""
     _log.info("clients of the cloud may ask this device: %s (%s)%s", may_ask, origin, hint)
-    limits = AskLimits(settings.cloud_asks_per_minute, settings.cloud_asks_per_hour)
+    limits = AskCounter(settings.cloud_asks_per_minute, settings.cloud_asks_per_hour)
 
     async def compose(opened: OpenedNode) -> tuple[FastAPI, Background | None]:
         def introduce() -> Introduction:

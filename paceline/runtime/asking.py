@@ -217,27 +217,23 @@ MINUTE_S = 60.0
 HOUR_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class AskLimits:
-    """How many questions of the cloud a device answers. 0: any number."""
-
-    per_minute: int = 60  # a person whose front end asks four times a message
-    per_hour: int = 1200
-
-
 class AskCounter:
-    """Counts admitted questions over the last minute and hour."""
+    """Counts the questions of the cloud that a device has admitted over the last minute and hour."""
 
-    def __init__(self, limits: AskLimits, earlier: Iterable[float] = ()) -> None:
-        """earlier: times of questions that were admitted before, so that a restart does not renew the budget."""
-        self._limits = limits
-        self._times = deque(sorted(earlier))
+    def __init__(self, per_minute: int = 60, per_hour: int = 1200) -> None:
+        """0: any number. By default a person's, whose front end asks four times a message."""
+        self._per_minute, self._per_hour = per_minute, per_hour
+        self._times = deque[float]()
+
+    def begin(self, earlier: Sequence[float]) -> None:
+        """earlier: rising times of questions that were admitted before, so that a restart does not renew the budget."""
+        self._times.extend(earlier)
 
     def take(self, now: float) -> str | None:
         """Count one more question at this time, in s; or why it is one too many, as the end of a sentence."""
         while self._times and self._times[0] <= now - HOUR_S:
             self._times.popleft()
-        per_minute, per_hour = self._limits.per_minute, self._limits.per_hour
+        per_minute, per_hour = self._per_minute, self._per_hour
         if 0 < per_hour <= len(self._times):
             minutes = max(1, round((self._times[-per_hour] + HOUR_S - now) / 60))
             return f"its budget of {per_hour} questions an hour is used up for {minutes} min"
@@ -307,17 +303,16 @@ class CloudAsks:
     def __init__(
         self,
         may_ask: MayAsk = NOBODY,
-        limits: AskLimits | None = None,
+        counter: AskCounter | None = None,
         activity: ActivityLog | None = None,
     ) -> None:
         """activity: closed with this gate; None: nothing is kept, for tests and benches."""
         self.may_ask = may_ask
         self._activity = activity
-        earlier: Sequence[float] = ()
+        self._counter = counter or AskCounter()
         if activity is not None:
             activity.recover()
-            earlier = activity.admitted_since(time.time() - HOUR_S)
-        self._counter = AskCounter(limits or AskLimits(), earlier)
+            self._counter.begin(activity.admitted_since(time.time() - HOUR_S))
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
         self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
         self._left: OrderedDict[bytes, tuple[float, _Part]] = OrderedDict()  # (until, part) by answer

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.side import NOBODY, MayAsk
 from paceline.errors import PacelineError, RequestError
-from paceline.runtime.asking import AskLimits, CloudAsks
+from paceline.runtime.asking import AskCounter, CloudAsks
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -48,7 +48,7 @@ async def test_named_keys_are_joined_and_others_are_not() -> None:
 async def test_a_device_that_refuses_at_the_time_is_reported_with_its_reason() -> None:
     """Its permission lets the cloud ask, its budget does not."""
     async with nodes() as (bench, _):
-        bench.device._peers._asks = CloudAsks(bench.may_ask, AskLimits(per_hour=1))
+        bench.device._peers._asks = CloudAsks(bench.may_ask, AskCounter(per_hour=1))
         _, first = await collect(await bench.cloud.prepare(ASKED))
         assert first.degraded is None
         _, second = await collect(await bench.cloud.prepare(ASKED))

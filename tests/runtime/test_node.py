@@ -22,7 +22,7 @@ from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking import AskLimits, CloudAsks
+from paceline.runtime.asking import AskCounter, CloudAsks
 from paceline.runtime.link.connection import Link
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, Computing, NodeParts
@@ -47,7 +47,7 @@ REQUEST = a_request(
 
 def open_gate(may_ask: MayAsk = EVERYBODY) -> CloudAsks:
     """The gate of a device that these clients of its cloud may ask, as often as they like."""
-    return CloudAsks(may_ask, AskLimits(10_000, 10_000))
+    return CloudAsks(may_ask, AskCounter(10_000, 10_000))
 
 
 class GatedEngine(FakeEngine):
@@ -226,7 +226,7 @@ async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
         events = session.run()
         await anext(events)
         await events.aclose()  # type: ignore[attr-defined]  # an async generator
-        assert bench.cloud.num_answers == 0
+        assert bench.cloud.load().answers == 0
         other = await bench.cloud.prepare(REQUEST)  # prepared but never run
         await other.aclose()
-        assert bench.cloud.num_answers == 0
+        assert bench.cloud.load().answers == 0

@@ -17,7 +17,7 @@ from paceline.engine.fake import ByteTokenizer
 from paceline.errors import PacelineError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.asking import AskCounter, AskLimits
+from paceline.runtime.asking import AskCounter
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions.output_text import AnswerText, Written
 from paceline.runtime.sessions.prompts import query_with_text
@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_in_a_later_stretch_frees_both_sides() -> Non
             assert not isinstance(event, GenerationResult)
             said += event.text
         await events.aclose()  # type: ignore[attr-defined]  # every one is a generator
-        assert not bench.device.num_answers  # `nodes` finds sequences that were not released
+        assert not bench.device.load().answers  # `nodes` finds sequences that were not released
 
 
 @pytest.mark.parametrize("on_loss", ["continue", "fail"])
@@ -168,7 +168,7 @@ def test_the_query_is_the_question_and_the_end_of_the_text() -> None:
 
 async def test_a_peer_that_refuses_in_mid_answer_is_not_asked_again_and_its_words_are_told() -> None:
     async with nodes() as (bench, _):
-        bench.device._asks._counter = AskCounter(AskLimits(2, 10_000))
+        bench.device._asks._counter = AskCounter(2, 10_000)
         refused = []
         refuse = bench.device._asks.refuse
         bench.device._asks.refuse = lambda opening, why: (refused.append(why), refuse(opening, why))  # type: ignore[method-assign, assign, func-returns-value]

@@ -20,7 +20,6 @@ from paceline.runtime.asking import (
     Activity,
     ActivityLog,
     AskCounter,
-    AskLimits,
     CloudAsks,
     CloudQuestion,
     keep_answer,
@@ -52,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @asynccontextmanager
-async def gate(folder: Path, may_ask: MayAsk = EVERYBODY, limits: AskLimits | None = None) -> AsyncIterator[CloudAsks]:
+async def gate(folder: Path, may_ask: MayAsk = EVERYBODY, limits: AskCounter | None = None) -> AsyncIterator[CloudAsks]:
     asks = CloudAsks(may_ask, limits, ActivityLog(folder))
     try:
         yield asks
@@ -103,7 +102,8 @@ def test_a_setting_comes_before_the_answer_at_enrolment_and_without_both_nobody_
 
 # ---- how often ------------------------------------------------------------------------------------------------------
 def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
-    counter = AskCounter(AskLimits(per_minute=2, per_hour=3), earlier=[0.0])
+    counter = AskCounter(per_minute=2, per_hour=3)
+    counter.begin([0.0])
     assert counter.take(3500.0) is None and counter.take(3501.0) is None
     assert "budget of 3 questions an hour is used up for 2 min" in (counter.take(3502.0) or "")
     assert counter.take(3600.5) is None, "an hour after the first"
@@ -115,7 +115,7 @@ def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
 @pytest.mark.anyio
 async def test_a_restart_renews_no_budget(tmp_path: Path) -> None:
     for admitted in (2, 0):
-        async with gate(tmp_path, limits=AskLimits(per_hour=2)) as asks:
+        async with gate(tmp_path, limits=AskCounter(per_hour=2)) as asks:
             for _ in range(admitted):
                 await asks.admit(OPENING).begin()
             with pytest.raises(PacelineError, match="2 questions an hour"):
@@ -136,7 +136,7 @@ IMPOSSIBLE: dict[str, OpenSession] = {
 @pytest.mark.parametrize("asked", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
 @pytest.mark.anyio
 async def test_what_no_client_could_ask_is_refused_and_costs_no_budget(tmp_path: Path, asked: OpenSession) -> None:
-    async with gate(tmp_path, limits=AskLimits(per_hour=1)) as asks:
+    async with gate(tmp_path, limits=AskCounter(per_hour=1)) as asks:
         with pytest.raises(PacelineError):
             asks.admit(asked)
         asks.admit(OPENING)
@@ -165,7 +165,7 @@ async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate_module, "MAX_REJOINS", 20)
-    async with gate(tmp_path, limits=AskLimits(per_minute=1, per_hour=1)) as asks:
+    async with gate(tmp_path, limits=AskCounter(per_minute=1, per_hour=1)) as asks:
         ask = asks.admit(OPENING)
         await ask.begin()
         told: list[int] = []
@@ -191,7 +191,7 @@ async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its
 
 @pytest.mark.anyio
 async def test_a_further_search_of_an_answer_is_a_question_of_its_own(tmp_path: Path) -> None:
-    async with gate(tmp_path, limits=AskLimits(per_hour=2)) as asks:
+    async with gate(tmp_path, limits=AskCounter(per_hour=2)) as asks:
         await asks.admit(OPENING).begin()
         further = msgspec.structs.replace(OPENING, targets=[5] * 16)
         await asks.admit(further, "Who keeps the key? The miller").begin()
