@@ -52,7 +52,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web import SearxngSearch
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.endpoint import OutsideEndpoint
-from paceline.runtime.energy import ChosenMeter, DebtFile, SideEnergy, choose_meter
+from paceline.runtime.energy import ChosenMeter, SideEnergy, choose_meter
 from paceline.runtime.lookup_tables import FOLDER as TABLES
 from paceline.runtime.lookup_tables import TableStore
 from paceline.runtime.node import Node
@@ -257,7 +257,7 @@ def open_energy(settings: NodeSettings, model: ServedModel) -> SideEnergy:
     budget: tuple[float, Unit] | None = None
     if isinstance(settings, AgentSettings) and settings.energy_per_token is not None:
         budget = settings.energy_per_token, "token"
-    kept = DebtFile(settings.state_dir) if settings.side == "device" else None
+    kept = settings.state_dir if settings.side == "device" else None
     return SideEnergy(found.meter, settings.energy.send_watts, budget, kept)
 
 

@@ -42,7 +42,8 @@ class Battery:
     """
 
     def __init__(self) -> None:
-        self._batteries = [each for each in sorted(POWER_SUPPLY.glob("*")) if _is_of_machine(each)]
+        found = [each for each in sorted(POWER_SUPPLY.glob("*")) if _word(each, "type") == "Battery"]
+        self._batteries = [each for each in found if _word(each, "scope") != "Device"]  # as those of mice and phones
         if not self._batteries:
             raise MeterUnreadable("this machine has no battery")
         if any(_power(each) is None for each in self._batteries):
@@ -61,11 +62,6 @@ class Battery:
         if self._shown is None:
             raise MeterUnreadable("the machine does not run on its battery")
         return self._shown
-
-
-def _is_of_machine(battery: Path) -> bool:
-    """Those of mice and telephones have the scope Device."""
-    return _word(battery, "type") == "Battery" and _word(battery, "scope") != "Device"
 
 
 def _power(battery: Path) -> float | None:
@@ -181,11 +177,7 @@ class Rapl:
 
 
 def _zone(folder: Path) -> Zone:
-    try:
-        name = (folder / "name").read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        name = ""
-    return Zone(name, folder / "energy_uj", _counter(folder / "max_energy_range_uj") * _MICRO)
+    return Zone(_word(folder, "name"), folder / "energy_uj", _counter(folder / "max_energy_range_uj") * _MICRO)
 
 
 def _counter(file: Path) -> float:
@@ -272,42 +264,23 @@ FORMAT: Final = 1
 SAVE_S: Final = 30.0
 
 
-class DebtFile:
-    """The energy that a device has spent beyond its budget, kept in its state directory over restarts: written every
-    `SAVE_S` in which it has changed, and at the end."""
-
-    def __init__(self, state_dir: Path) -> None:
-        self._kept = KeptJson(state_dir / FILE, "what was spent beyond the energy budget", self._told(0.0))
-        self.debt = EnergyDebt(self._kept.read(self._joules, 0.0))
-
-    def save(self) -> None:
-        self._kept.save(self._told(self.debt.joules))
-
-    @staticmethod
-    def _told(joules: float) -> dict[str, float]:
-        return {"format": FORMAT, "spent_beyond_budget_j": joules}
-
-    @staticmethod
-    def _joules(found: dict[str, Any]) -> float:
-        joules = float(found["spent_beyond_budget_j"])
-        if found["format"] != FORMAT or not 0.0 <= joules < math.inf:
-            raise ValueError("another format, or no amount of energy")
-        return joules
-
-
 @dataclass(slots=True)
 class SideEnergy:
     """Energy of one side of the program: its meter, its radio's power, its budget, and the debt to that budget; by
-    default of a side that knows nothing of it."""
+    default of a side that knows nothing of it. The debt is written every `SAVE_S` in which it has changed, and at the
+    end."""
 
     meter: StepMeter | None = None
     send_w: float = 0.0  # while sending
     budget: tuple[float, Unit] | None = None  # the owner's, of drafting; None: none
-    kept: DebtFile | None = None  # None: the debt ends with the program
+    state_dir: Path | None = None  # where the debt is kept over restarts; None: it ends with the program
     debt: EnergyDebt = field(init=False)
+    _kept: KeptJson = field(init=False)
 
     def __post_init__(self) -> None:
-        self.debt = EnergyDebt() if self.kept is None else self.kept.debt
+        file = None if self.state_dir is None else self.state_dir / FILE
+        self._kept = KeptJson(file, "what was spent beyond the energy budget", _told(0.0))
+        self.debt = EnergyDebt(self._kept.read(_joules, 0.0))
 
     def queue(self, options: Options) -> EnergyQueue | None:
         """The device's one debt under the budget of an answer: the request's or the owner's, the stricter of both. Of
@@ -331,5 +304,15 @@ class SideEnergy:
 
     def save(self) -> None:
         """Keep the debt for the next start. Writes the disk."""
-        if self.kept is not None:
-            self.kept.save()
+        self._kept.save(_told(self.debt.joules))
+
+
+def _told(joules: float) -> dict[str, float]:
+    return {"format": FORMAT, "spent_beyond_budget_j": joules}
+
+
+def _joules(found: dict[str, Any]) -> float:
+    joules = float(found["spent_beyond_budget_j"])
+    if found["format"] != FORMAT or not 0.0 <= joules < math.inf:
+        raise ValueError("another format, or no amount of energy")
+    return joules

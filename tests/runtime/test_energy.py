@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import RequestError
-from paceline.runtime.energy import DebtFile, SideEnergy
+from paceline.runtime.energy import SideEnergy
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, Computing, NodeParts
 from paceline.strategies.base import SIDES
@@ -34,10 +34,10 @@ REQUEST = a_request(
 SHAPE = ModelShape(layers=2, hidden=64, inner=256)
 
 
-def modelled(budget: tuple[float, Unit] | None = None, kept: DebtFile | None = None) -> SideEnergy:
+def modelled(budget: tuple[float, Unit] | None = None, state_dir: Path | None = None) -> SideEnergy:
     """Joules by operations: no clock, so every run has the same."""
     meter = WorkloadMeter("workload", SHAPE, flops_per_s=1e6, watts=12.0)
-    return SideEnergy(meter, send_w=0.2, budget=budget, kept=kept)
+    return SideEnergy(meter, send_w=0.2, budget=budget, state_dir=state_dir)
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ async def test_the_debt_of_a_device_grows_over_requests_of_both_sides_and_is_the
     """The text never depends on it."""
     debts, texts = [0.0], []
     for _ in range(2):
-        energy = modelled((0.0, "token"), DebtFile(tmp_path))
+        energy = modelled((0.0, "token"), tmp_path)
         assert energy.debt.joules == debts[-1]
         async with linked(energy) as bench:
             for node in (bench.device, bench.cloud):

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.energy import PowerMeter
 from paceline.errors import PacelineError
-from paceline.runtime.energy import DebtFile, SideEnergy
+from paceline.runtime.energy import SideEnergy
 from paceline.wire.messages import Options
 from paceline.wire.verify_messages import VerifyOptions
 
@@ -17,13 +17,13 @@ METER = PowerMeter("power", lambda: 12.0, lambda: 0.0, measured=False)
 
 
 def test_a_debt_outlives_the_program(tmp_path: Path) -> None:
-    energy = SideEnergy(METER, budget=(1.2, "step"), kept=DebtFile(tmp_path))
+    energy = SideEnergy(METER, budget=(1.2, "step"), state_dir=tmp_path)
     queue = energy.queue(VerifyOptions())
     assert queue is not None and queue.weight is None, "by what a draft costs"
     queue.add(5.0)
     energy.save()
     energy.save()
-    again = SideEnergy(METER, budget=(1.2, "step"), kept=DebtFile(tmp_path)).queue(VerifyOptions())
+    again = SideEnergy(METER, budget=(1.2, "step"), state_dir=tmp_path).queue(VerifyOptions())
     assert again is not None and again.backlog == pytest.approx(3.8)
     assert (tmp_path / "energy.json").stat().st_mode & 0o077 == 0
     assert list(tmp_path.iterdir()) == [tmp_path / "energy.json"], "nothing half-written is left"
@@ -47,16 +47,16 @@ def test_a_damaged_file_is_a_sentence_and_no_debt(
     file.touch(mode=0o600)
     file.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        kept = DebtFile(tmp_path)
+        kept = SideEnergy(state_dir=tmp_path)
     assert kept.debt.joules == 0.0 and "is damaged" in caplog.text
     kept.debt.joules = 2.0
     kept.save()
-    assert DebtFile(tmp_path).debt.joules == 2.0
+    assert SideEnergy(state_dir=tmp_path).debt.joules == 2.0
 
 
 def test_a_folder_that_takes_nothing_costs_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
-    kept = DebtFile(tmp_path / "state" / "device")
+    kept = SideEnergy(state_dir=tmp_path / "state" / "device")
     kept.debt.joules = 1.0
     with caplog.at_level(logging.WARNING):
         kept.save()
