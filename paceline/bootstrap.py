@@ -40,7 +40,7 @@ from paceline.model_opening import (
     opened_model,
     sampling_of,
     served_name,
-    step_limits,
+    step_rows,
     workflow_units,
 )
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
@@ -159,7 +159,7 @@ async def run_node(
         answers = settings.answers
         offer = Offer(name, sampling_of(settings), answers.system or "", answers.max_tokens_default)
         computing = Computing(
-            step_limits(settings, model.engine.info),
+            step_rows(settings, model.engine.info),
             timed=True,
             draft_engine=None if open_draft is None else open_draft(model),
             units=workflow_units(settings),

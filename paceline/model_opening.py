@@ -21,7 +21,7 @@ from paceline.engine.loader import served_name as name_of
 from paceline.engine.remote.opening import open_remote
 from paceline.engine.remote.servers import RemoteModel
 from paceline.errors import ConfigError
-from paceline.runtime.engine_loop.executor import StepLimits
+from paceline.runtime.engine_loop.executor import STEP_ROWS
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory, ModelSlot
@@ -103,10 +103,10 @@ def device_of(settings: NodeSettings, info: ModelInfo) -> str:
     return "cpu" if info.is_on_host else choose_device(settings.engine_device)
 
 
-def step_limits(settings: NodeSettings, info: ModelInfo) -> StepLimits:
-    """Size of the engine's steps. A GPU computes hundreds of rows in the time of one, so its steps are larger."""
+def step_rows(settings: NodeSettings, info: ModelInfo) -> int:
+    """Rows of one step of the engine, at most. A GPU computes hundreds in the time of one, so its steps are larger."""
     on_gpu = device_of(settings, info) != "cpu"
-    return StepLimits(settings.tuning.step_rows or (GPU_STEP_ROWS if on_gpu else StepLimits().rows))
+    return settings.tuning.step_rows or (GPU_STEP_ROWS if on_gpu else STEP_ROWS)
 
 
 def workflow_units(settings: NodeSettings) -> NodeUnits:

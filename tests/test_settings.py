@@ -398,13 +398,13 @@ def test_a_start_tells_what_was_set_and_every_value_can_be_shown_with_its_origin
 
 def test_the_engines_settings_reach_it(tmp_path: Path) -> None:
     """KV memory as rows of blocks, the size of a step, and a device that is not there as a sentence."""
-    from paceline.model_opening import open_model, step_limits
+    from paceline.model_opening import open_model, step_rows
     from paceline.models import shipped
 
     flags = {"model": "demo-causal", "state_dir": tmp_path, "kv_mib": 1}
     settings, _ = resolve(ServerSettings, flags, {"PACELINE_TUNING_STEP_ROWS": "64", "PACELINE_TUNING_THREADS": "1"})
     engine = open_model(settings, shipped("cloud")).engine
-    assert step_limits(settings, engine.info).rows == 64
+    assert step_rows(settings, engine.info) == 64
     rows = engine.free_rows()
     twice, _ = resolve(ServerSettings, flags | {"kv_mib": 2}, {})
     assert rows and open_model(twice, shipped("cloud")).engine.free_rows() == pytest.approx(2 * rows, abs=16)

@@ -137,7 +137,7 @@ class SimulatedHost:
                 answer(result)
             self._clock.after(0.0, self._step)
             return
-        if self.steps.short and not self._ticking:
+        if self.steps.scheduler.short and not self._ticking:
             self._ticking = True
             self._clock.after(TICK_S, self._tick)
         if scheduled is None:
@@ -160,7 +160,7 @@ class SimulatedHost:
 
     def _tick(self) -> None:
         self._ticking = False
-        self.steps.tick()
+        self.steps.scheduler.tick()
         if not self._stepping:
             self._stepping = True
             self._step()

@@ -31,7 +31,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Timed, forward_times
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, StepLimits
+from paceline.runtime.engine_loop.executor import STEP_ROWS
 from paceline.runtime.engine_loop.remote_worker import RemoteWorker
 from paceline.runtime.engine_loop.worker import EngineWorker, Worker
 from paceline.runtime.lookup_tables import DocumentTables, Lifetime, TableStore, over
@@ -77,7 +77,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Computing:
-    limits: StepLimits = DEFAULT_LIMITS  # of the engine's steps
+    step_rows: int = STEP_ROWS  # of one step of the engine, at most
     timed: bool = False  # forwards are measured before the first answer
     draft_engine: Engine | None = None  # of the draft model, whose vocabulary must be the model's
     units: NodeUnits | None = None  # None: those found
@@ -240,13 +240,13 @@ class Resources:
         else:
             self.worker = EngineWorker(
                 cast("Engine | AsyncEngine", model.engine),  # else it is a `RemoteModel`
-                computing.limits,
+                computing.step_rows,
                 meter=self.energy.meter,
                 send_w=self.energy.send_w,
                 cores=units.engine_cores,
             )
         draft_engine, kv = computing.draft_engine, parts.kept.kv
-        self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.limits)
+        self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.step_rows)
         self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
         self.store = store
         self.num_documents = 0  # at the last `look`: whoever tells of them does not wait for the disk

@@ -16,7 +16,7 @@ from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine
 from paceline.errors import EngineError
-from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from tests.engine.checkpoints import POSITIONS, VOCAB
 from tests.engine.trials import assert_same
@@ -138,7 +138,7 @@ class Answer:
 
 def scores_of(engine: Engine, count: int, seed: int) -> tuple[Scores, StepExecutor]:
     """Answers begin and go on in an order of the seed's, and end in any."""
-    steps, scores, random = StepExecutor(engine, StepLimits(48, 8)), Scores(), Random(seed)
+    steps, scores, random = StepExecutor(engine, 48), Scores(), Random(seed)
     answers = [Answer(number, steps, scores) for number in range(count)]
     while going := [answer for answer in answers if not answer.ended]:
         ready = [answer for answer in going if not answer.missing]
@@ -147,7 +147,7 @@ def scores_of(engine: Engine, count: int, seed: int) -> tuple[Scores, StepExecut
             continue
         scheduled = steps.next()
         if scheduled is None:
-            steps.tick()
+            steps.scheduler.tick()
             continue
         for answer, result in steps.run(scheduled):
             answer(result)
@@ -166,5 +166,5 @@ def test_answers_in_little_memory_have_the_scores_of_those_with_room(
     assert found.keys() == expected.keys()
     for place, dists in expected.items():
         assert_same(found[place], dists)
-    assert short.preemptions > 1 and not with_room.preemptions
+    assert short.scheduler.preemptions > 1 and not with_room.scheduler.preemptions
     assert short.rows > with_room.rows, "nothing was computed again"

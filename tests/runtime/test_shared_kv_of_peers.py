@@ -27,7 +27,7 @@ BLOCK = 16  # rows; what does not fill one is computed again
 
 def adopted(bench: Bench) -> int:
     """Rows that the cloud has not had to compute."""
-    return bench.cloud.worker.steps.adopted
+    return bench.cloud.worker.steps.prefixes.adopted
 
 
 async def test_an_answer_whose_link_was_lost_goes_on_without_another_prefill() -> None:

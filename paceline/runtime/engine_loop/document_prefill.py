@@ -64,6 +64,7 @@ class DocumentPrefiller:
         self._tokenizer = model.tokenizer
         self._info = info
         self._frequencies = engine.frequencies if isinstance(engine := model.engine, Rotates) else ()
+        self.can_join = bool(self._frequencies)  # KV can be reused at other positions than it was computed for
         self._writer = ThreadPoolExecutor(1, "paceline-kv")
         self._lock = threading.Lock()
         self._pending: dict[KvKey, int] = {}  # KV being written → its bytes
@@ -81,11 +82,6 @@ class DocumentPrefiller:
         if rows is not None:
             return StoredPrefix(tokens, rows)
         return StoredPrefix(tokens, keep=lambda computed: self._keep(key, passage.chunk_id, computed))
-
-    @property
-    def can_join(self) -> bool:
-        """KV can be reused at other positions than it was computed for."""
-        return bool(self._frequencies)
 
     async def joined(self, pieces: Pieces) -> StoredPrefix | None:
         """KV of passages one behind the other, of what is stored of each alone: approximate, since a stored passage has

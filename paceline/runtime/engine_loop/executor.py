@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.core.batching.pending import RECOMPUTED, Group, Memory
+from paceline.core.batching.pending import RECOMPUTED, Memory
 from paceline.core.batching.scheduler import ScheduledSegment, Scheduler, SchedulerOutput
 from paceline.core.batching.segment import Batch, Segment, SeqId, StepSize
 from paceline.core.energy import StepMeter
@@ -18,10 +18,8 @@ from paceline.core.fair import Turns
 from paceline.core.sampling.sampler import RowSampling, RowTree, SampledRow
 from paceline.engine.base import (
     AsyncEngine,
-    BatchRunner,
     Engine,
     Logits,
-    Output,
     SampleRequest,
     SamplesAhead,
     SequenceEngine,
@@ -180,74 +178,10 @@ class Step:
     chunks: tuple[ScheduledSegment, ...]
 
 
-class InFlight:
-    """Batches of one engine that are under way, the oldest first."""
-
-    def __init__(self, runner: BatchRunner) -> None:
-        self._runner = runner
-        self._sampler = runner if isinstance(runner, SamplesAhead) else None
-        self._steps: deque[Step] = deque()
-
-    def __bool__(self) -> bool:
-        return bool(self._steps)
-
-    @property
-    def depth(self) -> int:
-        return self._runner.depth
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._steps) < self.depth
-
-    @property
-    def is_ready(self) -> bool:
-        """The oldest batch has run."""
-        return bool(self._steps) and self._runner.is_ready(self._steps[0].ticket)
-
-    def submit(
-        self,
-        chunks: tuple[ScheduledSegment, ...],
-        rows_of: Callable[[ScheduledSegment], tuple[RowSampling, ...] | None],
-    ) -> None:
-        """rows_of: how the wanted rows of a chunk will be sampled, where that is known. Raises EngineError for a batch
-        that the engine refuses."""
-        ticket = self._runner.submit(Batch(tuple(chunk.segment for chunk in chunks)))
-        self._steps.append(Step(ticket, chunks))
-        if self._sampler is not None:
-            self._sampler.sample_ahead(ticket, [rows_of(chunk) for chunk in chunks])
-
-    def pop(self) -> Step:
-        return self._steps.popleft()
-
-    def collect(self, step: Step) -> Output:
-        return self._runner.collect(step.ticket)
-
-    def horizon(self, seq: SeqId) -> int | None:
-        """The greatest id of the sequence's rows under way; None: no row of a tree is."""
-        found: int | None = None
-        for step in self._steps:
-            for chunk in step.chunks:
-                if chunk.segment.seq == seq and chunk.segment.parents is not None:
-                    found = chunk.segment.node_ids[-1]
-        return found
-
-    def keys(self, seq: SeqId, from_row: int) -> list[int]:
-        """Of segments under way with rows from `from_row` on alone."""
-        chunks = (chunk for step in self._steps for chunk in step.chunks if chunk.segment.seq == seq)
-        return [chunk.key for chunk in chunks if chunk.segment.start >= from_row]
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Size of one forward pass at most. A long prefill delays a decode by at most a step of so many rows."""
-
-    rows: int = 512
-    sequences: int = 256
-
-
-DEFAULT_LIMITS = StepLimits()
+STEP_ROWS = 512  # of one forward pass at most: a long prefill delays a decode by at most a step of so many rows
+STEP_SEQUENCES = 256
 LEAST_ROWS = 64  # of a step of a pipeline at most, however many stages it has
-TICK_S = 1.0  # longer than round trips: an answer that waits for its peer for so long no longer keeps its KV memory
+TICK_S = 1.0  # between ticks, longer than round trips: who waits for its peer for so long no longer keeps its KV memory
 _NOTHING = SchedulerOutput((), ())
 
 
@@ -265,24 +199,27 @@ class StepExecutor:
     nobody's.
     """
 
-    def __init__(
-        self, engine: Engine | AsyncEngine, limits: StepLimits = DEFAULT_LIMITS, meter: StepMeter | None = None
-    ) -> None:
-        """meter: of the steps' energy; never raises."""
+    def __init__(self, engine: Engine | AsyncEngine, rows: int = STEP_ROWS, meter: StepMeter | None = None) -> None:
+        """rows: of a step, at most. meter: of the steps' energy; never raises."""
         self.engine: SequenceEngine = engine
         self._meter = meter
-        runner = runner_of(engine)
-        self.notify = runner.notify
-        self._in_flight = InFlight(runner)
-        rows = _rows_per_step(limits, runner.depth)
-        self._scheduler = Scheduler(rows, limits.sequences, block_size=engine.block_size)
+        self._runner = runner_of(engine)
+        self._sampler = self._runner if isinstance(self._runner, SamplesAhead) else None
+        self.notify = self._runner.notify
+        self.depth = self._runner.depth  # steps that should be under way so that no part of the engine waits
+        self._under_way: deque[Step] = deque()  # the oldest first
+        if self.depth > 1:
+            # Several are under way, so that the chunks of one prompt keep all stages of a pipeline at work: together
+            # they have as many rows as the one step of another engine.
+            rows = min(rows, max(LEAST_ROWS, rows // (self.depth - 1)))
+        self.scheduler = Scheduler(rows, STEP_SEQUENCES, block_size=engine.block_size)
         self._next_key = 0
         self._requests: dict[int, ForwardRequest] = {}
         self._parts: dict[int, list[Logits]] = {}  # results so far of segments that the scheduler has chunked
         self._after: dict[int, list[SequenceOp]] = {}  # operations that wait for a segment, by its key
         self._memory = EngineMemory(engine)
-        self._memory.running = self._scheduler.running
-        self._prefixes = self._memory.prefixes
+        self._memory.running = self.scheduler.running
+        self.prefixes = self._memory.prefixes
         self.lost: EngineLost | None = None
         self._refused: Answers = []  # to requests submitted since then
         self.arrivals: Callable[[], None] | None = None  # submits what has come during a forward
@@ -297,39 +234,15 @@ class StepExecutor:
         self.free_rows = engine.free_rows()  # as of the last `next`; None without a bound
 
     @property
-    def adopted(self) -> int:
-        """Rows imported from stored prefixes instead of computed."""
-        return self._prefixes.adopted
-
-    @property
     def idle(self) -> bool:
-        return self._scheduler.idle and not self._in_flight
-
-    @property
-    def depth(self) -> int:
-        """Steps that should be under way so that no part of the engine waits."""
-        return self._in_flight.depth
-
-    @property
-    def preemptions(self) -> int:
-        """Groups whose rows were released for others, so far."""
-        return self._scheduler.preemptions
-
-    @property
-    def short(self) -> frozenset[Group]:
-        """Groups that wait for memory, not for their turn or a peer, as of the last step; preempted ones included."""
-        return self._scheduler.short
-
-    def tick(self) -> None:
-        """`TICK_S` have passed. To be called while groups are `short`."""
-        self._scheduler.tick()
+        return self.scheduler.idle and not self._under_way
 
     def took(self, seconds: float) -> None:
         """Record the time of the last `run`, s, with what its answers have cost until they could be continued. By it
         chunks of prompts beside answers are limited, and one owner's rows beside others'. Ignored with several batches
         under way, whose times overlap."""
-        if self.depth == 1 and not self._in_flight and self._stepped:
-            self._scheduler.took(seconds)
+        if self.depth == 1 and not self._under_way and self._stepped:
+            self.scheduler.took(seconds)
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
         if self.lost is not None:
@@ -340,25 +253,25 @@ class StepExecutor:
             if (fault := self._faults.get(item.segment.seq)) is not None:
                 self._refused.append((item.answer, fault))
             elif not self._has_begun(item):
-                self._prefixes.add(self._add(item), item)
+                self.prefixes.add(self._add(item), item)
             return
         self._undo(item.seq)
         if item.from_row == 0:
             self._faults.pop(item.seq, None)
-        last = self._scheduler.last(item.seq)
+        last = self.scheduler.last(item.seq)
         if last is not None and (item.from_row is None or (item.from_row > 0 and self._has_waiting(item.seq))):
             self._after.setdefault(last, []).append(item)
             return
         if item.from_row is not None:
-            for key in self._scheduler.cancel(item.seq, item.from_row):
+            for key in self.scheduler.cancel(item.seq, item.from_row):
                 self._forget(key)  # cancelled by the caller: no answer
-            for key in self._in_flight.keys(item.seq, item.from_row):
-                if key in self._requests:
-                    self._forget(key)
+            for chunk in self._chunks_under_way(item.seq):
+                if chunk.segment.start >= item.from_row and chunk.key in self._requests:
+                    self._forget(chunk.key)
             late = self._asked_late.get(item.seq)
             if late is not None and self._requests[late].segment.start >= item.from_row:
                 self._forget(late)
-            if self._scheduler.stop_restoring(item.seq):
+            if self.scheduler.stop_restoring(item.seq):
                 self._memory.preempt([item.seq])
         self._apply(item)
 
@@ -366,7 +279,7 @@ class StepExecutor:
         self._next_key += 1
         self._requests[self._next_key] = request
         self._parts[self._next_key] = []
-        self._scheduler.add(self._next_key, request.segment, group=request.group)
+        self.scheduler.add(self._next_key, request.segment, group=request.group)
         return self._next_key
 
     def _go_on(self, request: ForwardRequest, rows: Rows | EngineError) -> None:
@@ -378,12 +291,12 @@ class StepExecutor:
         assert isinstance(row, SampledRow)
         if row.token in goes_on.ends or request.sampling[-1].position + 1 >= goes_on.length:
             return
-        if start >= self.engine.info.max_positions or self._scheduler.last(segment.seq) is not None:
+        if start >= self.engine.info.max_positions or self.scheduler.last(segment.seq) is not None:
             return
         if self._memory.sequences.length(segment.seq) != start:  # it has been shortened since it was asked for
             return
         next_one = Segment(segment.seq, start, (row.token,))
-        self._unasked[segment.seq] = self._add(ForwardRequest(next_one, _unheard, group=request.group))
+        self._unasked[segment.seq] = self._add(ForwardRequest(next_one, lambda _: None, group=request.group))
 
     def _has_begun(self, request: ForwardRequest) -> bool:
         """Take over the forward that was begun unasked, if it is this one."""
@@ -413,9 +326,16 @@ class StepExecutor:
         """True if a prune waits for a segment of this sequence; later row numbers then count the rows after it."""
         return any(op.seq == seq for ops in self._after.values() for op in ops)
 
+    def _chunks_under_way(self, seq: SeqId) -> Iterator[ScheduledSegment]:
+        return (chunk for step in self._under_way for chunk in step.chunks if chunk.segment.seq == seq)
+
     def _apply(self, op: SequenceOp) -> None:
+        horizon: int | None = None  # the greatest id of the sequence's rows under way
+        for chunk in self._chunks_under_way(op.seq):
+            if chunk.segment.parents is not None:
+                horizon = chunk.segment.node_ids[-1]
         try:
-            op.act(self._memory.sequences, self._in_flight.horizon(op.seq))
+            op.act(self._memory.sequences, horizon)
         except Exception:  # the thread must survive; the sequence's next segment will be refused
             log.exception("could not change sequence %s", op.seq)
 
@@ -426,11 +346,16 @@ class StepExecutor:
             return _NOTHING  # they are answered before the next step
         if self.lost is not None:
             return None
-        scheduled = self._scheduler.schedule(self._memory) if self._in_flight.has_room else None
-        if self._meter is not None and scheduled is not None and not self._in_flight:
+        scheduled = self.scheduler.schedule(self._memory) if len(self._under_way) < self.depth else None
+        if self._meter is not None and scheduled is not None and not self._under_way:
             self._meter.begin()
         self.free_rows = self.engine.free_rows()
-        return _NOTHING if scheduled is None and self._in_flight.is_ready else scheduled
+        return _NOTHING if scheduled is None and self._is_ready else scheduled
+
+    @property
+    def _is_ready(self) -> bool:
+        """The oldest step has run."""
+        return bool(self._under_way) and self._runner.is_ready(self._under_way[0].ticket)
 
     def run(self, scheduled: SchedulerOutput) -> Answers:
         answers, self._refused = self._refused, []
@@ -441,10 +366,10 @@ class StepExecutor:
         before, self._stepped = self._next_key, bool(scheduled.segments)
         if scheduled.segments:
             answers += self._begin(scheduled.segments)
-        if self._unasked and self.arrivals is not None and self._in_flight.is_ready:
-            self.export_prefixes()  # of sequences that may be released then
+        if self._unasked and self.arrivals is not None and self._is_ready:
+            self.prefixes.export()  # of sequences that may be released then
             self.arrivals()
-        while self._in_flight.is_ready:
+        while self._is_ready:
             answers += self._finish()
         if self._asked_late:
             if not self._stepped:
@@ -453,16 +378,15 @@ class StepExecutor:
         self.all_begun = 0 < len(answers) == sum(key > before for key in self._unasked.values())
         return answers
 
-    def export_prefixes(self) -> None:
-        """Export computed prefixes. Call after a step's answers are sent and before the next `submit`."""
-        self._prefixes.export()
-
     def _begin(self, chunks: tuple[ScheduledSegment, ...]) -> Answers:
         """Submit a step. Answers come of what could not be."""
         if self.lost is not None:
             return []  # in the first half of this step
         try:
-            self._in_flight.submit(chunks, lambda chunk: rows_ahead(self._requests.get(chunk.key), chunk))
+            ticket = self._runner.submit(Batch(tuple(chunk.segment for chunk in chunks)))
+            self._under_way.append(Step(ticket, chunks))
+            if self._sampler is not None:
+                self._sampler.sample_ahead(ticket, [rows_ahead(self._requests.get(each.key), each) for each in chunks])
         except EngineLost as error:
             return self._give_up(error)
         except EngineError as error:
@@ -479,16 +403,16 @@ class StepExecutor:
         self._memory.submitted(Batch(tuple(chunk.segment for chunk in chunks if chunk.key != RECOMPUTED)))
         for chunk in chunks:
             if chunk.final and chunk.key != RECOMPUTED:
-                self._prefixes.done(chunk)
+                self.prefixes.done(chunk)
                 for op in self._after.pop(chunk.key, ()):
                     self._apply(op)
         return []
 
     def _finish(self) -> Answers:
         """Take the result of the oldest step."""
-        step = self._in_flight.pop()
+        step = self._under_way.popleft()
         try:
-            output = self._in_flight.collect(step)
+            output = self._runner.collect(step.ticket)
         except EngineLost as error:
             return self._give_up(error)
         except Exception as error:
@@ -536,13 +460,13 @@ class StepExecutor:
     def check(self) -> None:
         """Assert the invariants of the engine and of what is known of it."""
         self._memory.check()
-        self._scheduler.check()
+        self.scheduler.check()
 
     def _fail(self, chunks: tuple[ScheduledSegment, ...], error: EngineError) -> Answers:
         """Fail these segments and the pending ones of their sequences."""
         failed = {chunk.key for chunk in chunks if chunk.key != RECOMPUTED}
         for chunk in chunks:
-            failed.update(self._scheduler.cancel(chunk.segment.seq))
+            failed.update(self.scheduler.cancel(chunk.segment.seq))
         self._faults |= {seq: error for seq, key in self._unasked.items() if key in failed}  # for whoever asks
         return [(self._forget(key).answer, error) for key in sorted(failed & self._requests.keys())]
 
@@ -551,25 +475,15 @@ class StepExecutor:
         log.critical("the engine is lost: %s", error)
         self.lost = error
         for seq in {request.segment.seq for request in self._requests.values()}:
-            self._scheduler.cancel(seq)
+            self.scheduler.cancel(seq)
         return [(self._forget(key).answer, error) for key in sorted(self._requests)]
 
     def _forget(self, key: int) -> ForwardRequest:
         del self._parts[key]
-        self._prefixes.forget(key)
+        self.prefixes.forget(key)
         self._after.pop(key, None)
         request = self._requests.pop(key)
         for keys in (self._unasked, self._asked_late):
             if keys.get(request.segment.seq) == key:
                 del keys[request.segment.seq]
         return request
-
-
-def _unheard(rows: Rows | EngineError) -> None:
-    """The answer to what nobody has asked for."""
-
-
-def _rows_per_step(limits: StepLimits, depth: int) -> int:
-    """Rows of one step at most. A pipeline has several under way, so that the chunks of one prompt keep all of its
-    stages at work: together they have as many rows as the one step of another engine."""
-    return limits.rows if depth == 1 else min(limits.rows, max(LEAST_ROWS, limits.rows // (depth - 1)))

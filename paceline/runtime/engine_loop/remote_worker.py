@@ -36,7 +36,7 @@ from paceline.engine.sequence_table import TokenTable
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import done_of
 from paceline.runtime.engine_loop.requests import Certainty, ForwardRequest, Rows, SequenceOp
-from paceline.runtime.engine_loop.worker import Worker
+from paceline.runtime.engine_loop.worker import Worker, deliver
 from paceline.runtime.service import Load
 
 log = logging.getLogger("paceline.engine")
@@ -225,7 +225,7 @@ class RemoteWorker(Worker):
 
     def _answer(self, request: ForwardRequest, result: Rows | EngineError) -> None:
         """In a later turn of the loop, as answers come."""
-        asyncio.get_running_loop().call_soon(_deliver, request, result)
+        asyncio.get_running_loop().call_soon(deliver, request.answer, result)
 
     # ---- plain answers ----------------------------------------------------------------------------------------------
     async def _follow(self, seq: SeqId, stream: _Stream, prefix: Tokens, request: ForwardRequest) -> None:
@@ -294,10 +294,10 @@ class RemoteWorker(Worker):
                 else:
                     answer(wanted)
         except EngineError as error:
-            _deliver(request, error)
+            deliver(request.answer, error)
         except Exception as error:
             log.exception("rows could not be scored")
-            _deliver(request, EngineError(f"the model's server sent what cannot be read: {error!r}"))
+            deliver(request.answer, EngineError(f"the model's server sent what cannot be read: {error!r}"))
 
     def _head(self, request: ForwardRequest) -> int:
         """How many of a row's ids are asked for; -1: all."""
@@ -409,11 +409,3 @@ def _later(row: RowSampling, drawn: Sequence[Drawn]) -> RowSampling:
     """How the row after these tokens is sampled."""
     counts = Counter(row.counts) + Counter(each.token for each in drawn)
     return msgspec.structs.replace(row, position=row.position + len(drawn), counts=counts)
-
-
-def _deliver(request: ForwardRequest, result: Rows | EngineError) -> None:
-    """Give an answer. A branch of a join fails it as a whole."""
-    try:
-        request.answer(result)
-    except Exception:  # one session's fault must not affect the others
-        log.exception("an answer could not be delivered")

@@ -78,12 +78,7 @@ class SequenceRecords:
         stored = record.stored
         if stored is not None and stored.tokens != chain.tokens[:-1][: len(stored.tokens)]:
             stored = None  # it has been truncated since
-        if record.salt is not None:
-            return self._engine.begin(chain.seq, chain.tokens, record.salt, stored)
-        if stored is None:
-            return 0
-        self._engine.import_kv(chain.seq, stored)
-        return len(stored.tokens)
+        return begin_known(self._engine, chain, record.salt, stored)
 
     # ---- as of an engine --------------------------------------------------------------------------------------------
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
@@ -154,6 +149,16 @@ class SequenceRecords:
         return self._engine.length(seq) == self.length(seq)
 
 
+def begin_known(sequences: Sequences, chain: Segment, salt: str | None, stored: KvPrefix | None) -> int:
+    """Begin a chain's sequence with rows that need not be computed; return how many. salt: None: it shares none."""
+    if salt is not None:
+        return sequences.begin(chain.seq, chain.tokens, salt, stored)
+    if stored is None:
+        return 0
+    sequences.import_kv(chain.seq, stored)
+    return len(stored.tokens)
+
+
 log = logging.getLogger("paceline.engine")
 
 
@@ -180,20 +185,15 @@ class PrefixReuse:
         self._sequences = sequences
         self._prompts: dict[int, ForwardRequest] = {}  # that may begin with rows that need not be computed
         self._computing: dict[tuple[str, tuple[int, ...]], int] = {}  # salt and tokens of prompts in progress
-        self._keeping: dict[int, StoredPrefix] = {}
         self._computed: list[tuple[SeqId, StoredPrefix]] = []
         self.adopted = 0  # rows not computed
 
     def add(self, key: int, prompt: ForwardRequest) -> None:
         """Register a segment, whatever it is."""
-        segment, prefix = prompt.segment, prompt.prefix
-        if segment.start or segment.parents is not None or segment.logits == "all" or len(segment.tokens) < 2:
-            return
-        stored = prefix is not None and prefix.begins(segment)
-        if prompt.salt is not None or (stored and prefix is not None and prefix.rows is not None):
+        segment = prompt.segment
+        is_whole = not segment.start and segment.parents is None and segment.logits != "all"
+        if is_whole and len(segment.tokens) > 1 and (prompt.salt is not None or prompt.prefix is not None):
             self._prompts[key] = prompt
-        if stored and prefix is not None and prefix.rows is None and prefix.keep is not None:
-            self._keeping[key] = prefix
 
     def begin(self, key: int, segment: Segment) -> int | None:
         """Start the sequence of a prompt; the number of its rows that need not be computed.
@@ -209,13 +209,7 @@ class PrefixReuse:
             return None
         stored = prefix.rows if prefix is not None and prefix.begins(segment) else None
         try:
-            if prompt.salt is not None:
-                rows = self._sequences.begin(segment.seq, segment.tokens, prompt.salt, stored)
-            elif stored is not None:
-                self._sequences.import_kv(segment.seq, stored)
-                rows = len(stored.tokens)
-            else:
-                rows = 0
+            rows = begin_known(self._sequences, segment, prompt.salt, stored)
         except EngineError as error:
             log.warning("rows of a prompt are computed again: %s", error)
             rows = 0
@@ -225,14 +219,15 @@ class PrefixReuse:
 
     def done(self, chunk: ScheduledSegment) -> None:
         """Called when the last chunk of a request has run."""
-        if (prefix := self._keeping.pop(chunk.key, None)) is not None:
-            self._computed.append((chunk.segment.seq, prefix))
+        prompt = self._prompts.get(chunk.key)
+        if prompt is not None and (prefix := prompt.prefix) is not None and prefix.begins(prompt.segment):
+            self._computed.append((prompt.segment.seq, prefix))
 
     def export(self) -> None:
         """Export the prefixes computed since the last call. After the answers are sent, before any sequence changes."""
         for seq, prefix in self._computed:
             try:
-                if prefix.keep is not None:
+                if prefix.rows is None and prefix.keep is not None:
                     prefix.keep(self._sequences.export_kv(seq, prefix.tokens))
             except Exception as error:  # the answer does not depend on storing
                 log.warning("the rows of a document cannot be kept: %s", error)
@@ -246,7 +241,6 @@ class PrefixReuse:
 
     def forget(self, key: int) -> None:
         prompt = self._prompts.pop(key, None)
-        self._keeping.pop(key, None)
         if prompt is not None and prompt.salt is not None:
             ident = prompt.salt, prompt.segment.tokens
             if self._computing.get(ident) == key:

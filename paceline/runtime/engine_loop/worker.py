@@ -23,7 +23,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import AsyncEngine, Engine
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.executor import DEFAULT_LIMITS, TICK_S, Answered, Answers, StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import STEP_ROWS, TICK_S, Answered, Answers, StepExecutor
 from paceline.runtime.engine_loop.requests import Answer, Certainty, ForwardRequest, Rows, SequenceOp, StoredPrefix
 from paceline.runtime.service import Load
 from paceline.runtime.units import pin
@@ -37,7 +37,7 @@ IDLE_S = 1.0  # without work before the engine checks its invariants
 BATCHING_WAIT_S = 0.002  # minimum wait for the sessions just answered; it may be as long as the last step
 
 
-def _answer(answer: Answer, result: Rows | EngineError) -> None:
+def deliver(answer: Answer, result: Rows | EngineError) -> None:
     try:
         answer(result)
     except Exception:  # one session's fault must not affect the others
@@ -144,16 +144,16 @@ class EngineWorker(Worker):
     def __init__(
         self,
         engine: Engine | AsyncEngine,
-        limits: StepLimits = DEFAULT_LIMITS,
+        rows: int = STEP_ROWS,
         *,
         meter: StepMeter | None = None,
         send_w: float = 0.0,
         cores: frozenset[int] = frozenset(),
     ) -> None:
-        """meter: of the steps' energy, read on the thread. send_w: power of this side while it sends, W. cores: where
-        the thread is kept; empty: anywhere."""
+        """rows: of a step, at most. meter: of the steps' energy, read on the thread. send_w: power of this side while
+        it sends, W. cores: where the thread is kept; empty: anywhere."""
         super().__init__("" if meter is None else meter.name, send_w)
-        self.steps = StepExecutor(engine, limits, meter)  # its counters may be read on any thread
+        self.steps = StepExecutor(engine, rows, meter)  # its counters may be read on any thread
         self.depth, self.block_size = self.steps.depth, engine.block_size
         self.capacity = engine.free_rows()
         self.doubt = engine.info.doubt
@@ -175,10 +175,7 @@ class EngineWorker(Worker):
         self._thread.start()
 
     async def stop(self) -> None:
-        """Finish the current step, execute submitted releases, and end the thread.
-
-        Pending segments are never answered.
-        """
+        """Finish the current step, execute submitted releases, and end the thread."""
         self._flush()
         with self._changed:
             self._stopping = True
@@ -195,11 +192,11 @@ class EngineWorker(Worker):
         return Load(
             steps=steps.steps,
             rows=steps.rows,
-            cached_rows=steps.adopted,
-            preemptions=steps.preemptions,
+            cached_rows=steps.prefixes.adopted,
+            preemptions=steps.scheduler.preemptions,
             kv_rows=self.capacity,
             kv_free_rows=steps.free_rows,
-            waiting=len(steps.short),
+            waiting=len(steps.scheduler.short),
         )
 
     def submit(self, item: SequenceOp | ForwardRequest) -> None:
@@ -214,12 +211,6 @@ class EngineWorker(Worker):
             if not self._undelivered:  # else the thread would wake for each part of a delivery, and wait on
                 self._changed.notify()
         self._outbox.clear()
-
-    def _delivered(self) -> None:
-        """Submit what the answers led to at once."""
-        with self._changed:
-            self._delivering -= 1
-        self._flush()
 
     def expect(self) -> None:
         with self._changed:
@@ -245,12 +236,14 @@ class EngineWorker(Worker):
         while self._undelivered:
             answers, self.answered = self._undelivered[0]
             while answers:
-                _answer(*answers.popleft())
+                deliver(*answers.popleft())
                 if answers and time.perf_counter() >= end:
                     self._loop.call_soon(self._deliver_some)
                     return
             self._undelivered.popleft()
-            self._delivered()
+            with self._changed:
+                self._delivering -= 1
+            self._flush()  # what the answers led to at once
 
     # ---- on the thread ----------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -264,7 +257,7 @@ class EngineWorker(Worker):
             with self._changed:
                 if not (self._inbox or progressed or self._ready or self._stopping):
                     # For work, for a batch under way, or for a release when no pending segment fits.
-                    woken = self._changed.wait(TICK_S if self.steps.short else None if checked else IDLE_S)
+                    woken = self._changed.wait(TICK_S if self.steps.scheduler.short else None if checked else IDLE_S)
                     idle = not (woken or self._inbox or self._ready or self._stopping)
                 else:
                     idle = False
@@ -287,8 +280,8 @@ class EngineWorker(Worker):
             if idle and not checked and self.steps.idle:
                 self._check()
             checked = idle
-            if self.steps.short and time.perf_counter() - ticked >= TICK_S:
-                self.steps.tick()
+            if self.steps.scheduler.short and time.perf_counter() - ticked >= TICK_S:
+                self.steps.scheduler.tick()
                 ticked = time.perf_counter()
             scheduled = self.steps.next()
             progressed = scheduled is not None
@@ -302,7 +295,7 @@ class EngineWorker(Worker):
                     self._delivering += 1
                 self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
                 answers = []  # likewise
-                self.steps.export_prefixes()
+                self.steps.prefixes.export()
 
     def _wake(self) -> None:
         """A batch under way has run. On any thread."""

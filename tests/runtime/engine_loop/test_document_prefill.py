@@ -24,7 +24,7 @@ from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime import node as node_module
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, kv_key
-from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import EngineWorker
 from paceline.runtime.lookup_tables import FOLDER as TABLES
@@ -103,7 +103,7 @@ class Pair:
         return sum(node.worker.steps.rows for node in self.nodes.values())
 
     def adopted(self) -> int:
-        return sum(node.worker.steps.adopted for node in self.nodes.values())
+        return sum(node.worker.steps.prefixes.adopted for node in self.nodes.values())
 
     async def text(self, strategy: str) -> str:
         text, self.last = await collect(await self.nodes["device"].prepare(changed(REQUEST, strategy=strategy)))
@@ -319,7 +319,7 @@ def run_all(steps: StepExecutor) -> None:
     while (scheduled := steps.next()) is not None:
         for answer, result in steps.run(scheduled):
             answer(result)
-        steps.export_prefixes()
+        steps.prefixes.export()
         steps.engine.check()
 
 
@@ -342,10 +342,10 @@ BEGIN = PROMPT[:10]
 def test_a_prompt_with_stored_rows_gives_the_same_dists_as_one_without(budget: int) -> None:
     results: list[object] = []
     for prefix in (None, StoredPrefix(BEGIN, rows_of(BEGIN))):
-        steps = StepExecutor(FakeEngine(), StepLimits(budget))
+        steps = StepExecutor(FakeEngine(), budget)
         steps.submit(ForwardRequest(Segment(SeqId(1), 0, PROMPT), results.append, prefix))
         run_all(steps)
-    assert (steps.rows, steps.adopted) == (len(PROMPT) - 10, 10)
+    assert (steps.rows, steps.prefixes.adopted) == (len(PROMPT) - 10, 10)
     first, second = results
     assert isinstance(first, tuple) and isinstance(second, tuple)
     assert (first[0].probs == second[0].probs).all()
@@ -379,7 +379,7 @@ def test_stored_rows_that_do_not_match_are_not_imported(segment: Segment) -> Non
     results: list[object] = []
     steps.submit(ForwardRequest(segment, results.append, StoredPrefix(BEGIN, rows_of(BEGIN))))
     run_all(steps)
-    assert steps.rows == len(segment.tokens) and steps.adopted == 0 and isinstance(results[0], tuple)
+    assert steps.rows == len(segment.tokens) and steps.prefixes.adopted == 0 and isinstance(results[0], tuple)
 
 
 def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> None:
@@ -454,4 +454,4 @@ def test_a_cancelled_request_imports_and_exports_no_rows() -> None:
         steps.submit(ForwardRequest(Segment(SeqId(seq), 0, PROMPT), print, prefix))
         steps.submit(SequenceOp.release(SeqId(seq)))
     run_all(steps)
-    assert (steps.rows, steps.adopted, kept) == (0, 0, [])
+    assert (steps.rows, steps.prefixes.adopted, kept) == (0, 0, [])

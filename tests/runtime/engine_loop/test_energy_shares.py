@@ -9,7 +9,7 @@ import pytest
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.energy import Energy
 from paceline.engine.fake import FakeEngine
-from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from tests.runtime.engine_loop.test_executor import run_all
 
@@ -47,14 +47,14 @@ def test_a_shared_batch_is_divided_by_rows() -> None:
 
 def test_a_prompt_in_chunks_has_the_energy_of_all_its_steps() -> None:
     meter = Fixed()
-    steps = StepExecutor(FakeEngine(), StepLimits(8), meter)
+    steps = StepExecutor(FakeEngine(), 8, meter)
     request = asked(steps, 1, 20)
     run_all(steps)
     assert request.energy.joules == pytest.approx(12.0 * meter.ended) and meter.ended == meter.begun == 3
 
 
 def test_what_was_cancelled_is_nobodys_and_no_meter_means_no_energy() -> None:
-    steps = StepExecutor(FakeEngine(), StepLimits(8), Fixed())
+    steps = StepExecutor(FakeEngine(), 8, Fixed())
     gone, stays = asked(steps, 1, 20), asked(steps, 2, 4)
     steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)

@@ -14,7 +14,7 @@ from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow,
 from paceline.engine.base import DenseLogits, Output, SampleRequest
 from paceline.engine.fake import FakeEngine
 from paceline.errors import EngineError, EngineLost
-from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, Rows, SequenceOp, StoredPrefix
 
 Result = tuple[Dist, ...] | EngineError
@@ -58,7 +58,7 @@ def dist_of(result: Result) -> Dist:
 def test_a_chunked_prefill_gives_the_same_dists_as_a_whole_one() -> None:
     whole = ask(steps := StepExecutor(FakeEngine()), 1, 0, PROMPT)
     run_all(steps)
-    cut = ask(steps := StepExecutor(FakeEngine(), StepLimits(8)), 1, 0, PROMPT)
+    cut = ask(steps := StepExecutor(FakeEngine(), 8), 1, 0, PROMPT)
     run_all(steps)
     assert steps.steps > 3 and steps.rows == len(PROMPT)
     assert (dist_of(cut[0]).probs == dist_of(whole[0]).probs).all()
@@ -297,7 +297,7 @@ def test_a_preempted_sequence_changes_as_if_it_had_its_rows(change: str) -> None
         steps.submit(SequenceOp.release(SeqId(1)))
         run_all(steps)
         steps.check()
-        assert steps.idle and steps.preemptions == (results is found)
+        assert steps.idle and steps.scheduler.preemptions == (results is found)
     assert [dist_of(result).probs.tolist() for result in found] == [dist_of(each).probs.tolist() for each in expected]
 
 
@@ -310,10 +310,10 @@ def test_rows_of_a_stored_prefix_are_imported_again_and_exported_before_they_go(
     run_all(steps)
     ask_in(steps, 1, 0, PROMPT, [], prefix=StoredPrefix(PROMPT[:30], keep=kept.append))
     run_all(steps)
-    assert steps.preemptions == 1 and steps.rows == 2 * len(PROMPT) - 30 and not kept
+    assert steps.scheduler.preemptions == 1 and steps.rows == 2 * len(PROMPT) - 30 and not kept
     ask_in(steps, 0, 0, PROMPT, [])
     run_all(steps)
-    assert len(kept) == 1 and steps.preemptions == 2
+    assert len(kept) == 1 and steps.scheduler.preemptions == 2
     for group in (0, 1):
         steps.submit(SequenceOp.release(SeqId(group)))
     before = steps.rows
@@ -337,11 +337,11 @@ def preempted(steps: StepExecutor, results: list[Result], **more: object) -> Non
     for group in (2, 1):
         ask_in(steps, group, 0, PROMPT, results, **more)
         run_all(steps)
-    assert steps.preemptions == 1 and steps.engine.length(SeqId(2)) == 0
+    assert steps.scheduler.preemptions == 1 and steps.engine.length(SeqId(2)) == 0
 
 
 def test_a_truncate_while_rows_are_computed_again() -> None:
-    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), 8), list[Result]()
     preempted(steps, results)
     void = ask(steps, 2, len(PROMPT), (65,))
     steps.submit(SequenceOp.release(SeqId(1)))
@@ -356,12 +356,12 @@ def test_a_truncate_while_rows_are_computed_again() -> None:
 
 
 def test_a_prompt_is_not_waited_for_once_its_sequence_is_preempted() -> None:
-    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), StepLimits(8)), list[Result]()
+    steps, results = StepExecutor(FakeEngine(capacity_rows=len(PROMPT) + 8), 8), list[Result]()
     ask_in(steps, 3, 0, PROMPT, results, salt="owner")
     assert not steps.run(steps.next() or pytest.fail("nothing runs"))
     ask_in(steps, 2, 0, PROMPT, results, salt="owner")  # would wait for the rows of 3, but takes its memory
     run_all(steps)
-    assert len(results) == 1 and steps.preemptions == 1
+    assert len(results) == 1 and steps.scheduler.preemptions == 1
     steps.submit(SequenceOp.release(SeqId(2)))
     run_all(steps)
     assert dist_of(results[1]).probs.tolist() == dist_of(results[0]).probs.tolist() and steps.idle
@@ -512,7 +512,7 @@ def test_a_fault_of_what_nobody_asked_for_is_told_to_who_asks_next(another: bool
     assert isinstance(first[1], EngineError) and "a bug" in str(first[1])
     steps.submit(SequenceOp.release(SeqId(1)))
     run_all(steps)
-    assert len(second) == 1 and steps.idle and not steps.short
+    assert len(second) == 1 and steps.idle and not steps.scheduler.short
 
 
 def test_rows_that_are_to_be_kept_are_exported_before_a_release_that_comes_during_the_forward() -> None:

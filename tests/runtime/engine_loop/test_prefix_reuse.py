@@ -8,7 +8,7 @@ from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
-from paceline.runtime.engine_loop.executor import StepExecutor, StepLimits
+from paceline.runtime.engine_loop.executor import StepExecutor
 from paceline.runtime.engine_loop.requests import ForwardRequest, SequenceOp
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult
@@ -58,7 +58,7 @@ def test_a_prompt_shortened_before_it_begins_is_computed_whole() -> None:
 
 
 def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelled() -> None:
-    steps = StepExecutor(FakeEngine(), StepLimits(8))
+    steps = StepExecutor(FakeEngine(), 8)
     answered: list[object] = []
     asked(steps, 1, "ann")
     steps.submit(ForwardRequest(Segment(SeqId(2), 0, PROMPT), answered.append, salt="ann"))
@@ -76,7 +76,7 @@ async def test_a_peer_shares_nothing_between_answers_whose_clients_it_cannot_tel
         for _ in range(2):
             _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="aggregate")))
             assert (done.strategy, done.degraded) == ("aggregate", None)
-        assert bench.cloud.worker.steps.adopted > 0 and bench.device.worker.steps.adopted == 0
+        assert bench.cloud.worker.steps.prefixes.adopted > 0 and bench.device.worker.steps.prefixes.adopted == 0
 
 
 async def answer(node: Node, request: GenerateRequest) -> tuple[str, GenerationResult]:

@@ -129,9 +129,9 @@ async def test_a_group_that_waits_for_something_else_does_not_keep_its_memory(mo
         first, second = worker.allocate(), worker.allocate()
         (before,) = await worker.compute(Segment(first, 0, (1, 2, 3, 4, 5, 6)), older)
         await worker.compute(Segment(second, 0, (1, 2, 3, 4, 5)), younger)
-        assert worker.steps.preemptions == 1
+        assert worker.steps.scheduler.preemptions == 1
         (after,) = await worker.compute(Segment(first, 6, (7,)), older)
-        assert worker.steps.preemptions == 2
+        assert worker.steps.scheduler.preemptions == 2
         worker.submit(SequenceOp.release(second))
         (whole,) = await worker.compute(Segment(worker.allocate(), 0, (1, 2, 3)), worker.group(3))
     (expected,) = FakeEngine().forward(Batch((Segment(SeqId(1), 0, (1, 2, 3, 4, 5, 6, 7)),))).dists[0]
