@@ -128,13 +128,12 @@ async def serve_websocket(
         await websocket.accept(subprotocol=SUBPROTOCOL if supported else None)
     except (WebSocketDisconnect, RuntimeError):
         return  # closed during the handshake
+    own = ServerTransport(websocket)
     if not supported:
         # Accepted first: only an accepted connection can be closed with a code and a sentence.
-        stranger = ServerTransport(websocket)
-        await stranger.close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
-        stranger.abort()
+        await own.close(CloseCode.VERSION_MISMATCH, f"this server speaks {SUBPROTOCOL}")
+        own.abort()
         return
-    own = ServerTransport(websocket)
 
     def admitted(link: Link) -> None:
         own.admitted()

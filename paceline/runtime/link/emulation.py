@@ -97,11 +97,6 @@ class Emulation:
                 raise ConfigError(f"emulate: {name}={value} is not accepted; it takes {accepts}") from error
         return cls(**given)
 
-    @property
-    def has_link(self) -> bool:
-        """True if a link is emulated, not only the engine."""
-        return bool(self.rtt or self.jitter or self.rate < math.inf or self.loss)
-
 
 class Shaper:
     """One direction. Times are s from any origin and must not decrease; equal random numbers give equal ones."""
@@ -217,11 +212,12 @@ class EmulatedTransport:
 
 @asynccontextmanager
 async def emulated(inner: Transport, emulation: Emulation | None) -> AsyncIterator[Transport]:
-    """`inner` behind the emulated network, or `inner` itself without one."""
-    if emulation is None or not emulation.has_link:
+    """`inner` behind the emulated network, or `inner` itself without one, as where the engine alone is emulated."""
+    given = emulation or Emulation()
+    if not (given.rtt or given.jitter or given.rate < math.inf or given.loss):
         yield inner
         return
-    transport = EmulatedTransport(inner, emulation)
+    transport = EmulatedTransport(inner, given)
     async with asyncio.TaskGroup() as tasks:
         carrying = [tasks.create_task(transport.carry_out()), tasks.create_task(transport.carry_in())]
         try:

@@ -158,7 +158,6 @@ class StreamTransport:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.max_bytes = MAX_CONTROL_BYTES  # of a message, until the other end is known
         self._reader, self._writer = reader, writer
-        self._received = bytearray()
         self._parts: list[bytes] = []
         self._size = 0
 
@@ -179,30 +178,16 @@ class StreamTransport:
             self._size = 0
 
     async def recv_bytes(self) -> bytes:
-        while (data := self._whole()) is None:
-            try:
-                found = await self._reader.read(BUFFERED_BYTES)
-            except OSError as error:
-                raise TransportClosed(1006, "") from error
-            if not found:
-                raise TransportClosed(1006, "")
-            self._received += found
+        try:
+            size = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
+            if size > self.max_bytes:
+                raise RemoteProtocolError(f"a frame of {size} bytes", close_code=CloseCode.TOO_LARGE)
+            data = await self._reader.readexactly(size)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise TransportClosed(1006, "") from error
         if data[:1] == END:
             code = int.from_bytes(data[1 : 1 + CODE_BYTES], "big")
             raise TransportClosed(code, data[1 + CODE_BYTES :].decode("utf-8", "replace"))
-        return data
-
-    def _whole(self) -> bytes | None:
-        if len(self._received) < LENGTH_BYTES:
-            return None
-        size = int.from_bytes(self._received[:LENGTH_BYTES], "big")
-        if size > self.max_bytes:
-            raise RemoteProtocolError(f"a frame of {size} bytes", close_code=CloseCode.TOO_LARGE)
-        stop = LENGTH_BYTES + size
-        if len(self._received) < stop:
-            return None
-        data = bytes(memoryview(self._received)[LENGTH_BYTES:stop])
-        del self._received[:stop]
         return data
 
     async def close(self, code: int, reason: str) -> None:
