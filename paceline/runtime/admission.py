@@ -131,6 +131,7 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
     if first is last:
         return replace(last, stats={**last.stats, "searches": searches})
     names = dict.fromkeys(name for part in parts for name in part.stats)
+    policies = [part.policy for part in parts if part.policy is not None]
     stats = {name: sum(part.stats.get(name, 0.0) for part in parts) for name in names}
     return replace(
         last,
@@ -139,16 +140,11 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         degraded=next((part.degraded for part in parts if part.degraded), None),
         citations=_once(citation for part in parts for citation in part.citations),
         found=_once(citation for part in parts for citation in part.found),
-        policy=next((part.policy for part in sorted(parts, key=_strictness) if part.policy is not None), None),
+        policy=max(policies, key=lambda each: PRIVACY_LEVELS.index(each.level), default=None),  # the strictest
         stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": searches},
         energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
         records=tuple(record for part in parts for record in part.records),
     )
-
-
-def _strictness(part: GenerationResult) -> int:
-    """The strictest first."""
-    return 0 if part.policy is None else -PRIVACY_LEVELS.index(part.policy.level)
 
 
 def _once(citations: Iterable[Citation]) -> tuple[Citation, ...]:

@@ -38,7 +38,7 @@ from paceline.core.drafting.lookup_table import NUM_SUCCESSORS, Arrays, LookupTa
 from paceline.engine.base import Engine, LoadedModel
 from paceline.errors import ConfigError
 from paceline.sealing import PLAIN, DamagedError, Seal
-from paceline.secret_files import private_folder
+from paceline.secret_files import private_folder, write_private
 
 log = logging.getLogger("paceline.tables")
 
@@ -114,11 +114,7 @@ def write_table(path: Path, content: bytes, replace: Callable[[Path, Path], bool
     try:
         try:
             private_folder(part.parent)
-            part.touch(mode=0o600)
-            with part.open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())  # after a power cut the file is never empty
+            write_private(part, content)
             return replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -233,12 +229,7 @@ class TableStore:
         self._seal = seal
         if folder is not None and seal.is_on:
             seal_plain_tables(folder, seal)
-        self._base = self._load("base", "") or self._new()
-
-    @property
-    def base(self) -> LookupTable:
-        """The table behind every owner's. Changed by warm-up only."""
-        return self._base
+        self.base = self._load("base", "") or self._new()  # behind every owner's; changed by warm-up only
 
     def table(self, owner: str) -> LookupTable:
         """The owner's table over the base. owner: written into files, so never a secret."""
@@ -248,8 +239,8 @@ class TableStore:
             table = None
         if table is None:
             marks = self._marks_of(owner)  # before the file, which another process may erase meanwhile
-            known = None if owner in self._erasing else self._load("owner", owner, base=self._base)
-            table = known or self._new(self._base)
+            known = None if owner in self._erasing else self._load("owner", owner, base=self.base)
+            table = known or self._new(self.base)
             self._tables[owner], self._marks[owner] = table, marks
         self._tables.move_to_end(owner)
         while self._folder is None and self.full:
@@ -292,7 +283,7 @@ class TableStore:
         """Write the base. False without a folder or where the disk fails."""
         if self._folder is None:
             return False
-        path, arrays, metadata = self._path("base", ""), self._base.arrays(), self._metadata("base", "")
+        path, arrays, metadata = self._path("base", ""), self.base.arrays(), self._metadata("base", "")
         return write_table(path, encode_table(path.name, arrays, metadata), replace_table)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
