@@ -194,8 +194,7 @@ async def run_node(
                 replace(terms, open_to_peer=False, asks=None, cloud_texts=False),
             )
             tools = Tools(reranker, open_web(settings), settings.tuning.long_passages)
-            beside = node.beside(joins=joins, alone=str if joins else apart)
-            return Node(settings.side, loaded, store, parts, tools, beside=beside)
+            return Node(settings.side, loaded, store, parts, tools, first=node, alone=None if joins else apart)
 
         def apart() -> str:
             """Why a model with another tokenizer is not joined, if there is anybody to join."""

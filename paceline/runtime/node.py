@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -29,7 +29,6 @@ from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.asking import CloudAsks
 from paceline.runtime.energy import SAVE_S
 from paceline.runtime.engine_loop.document_prefill import WATCH_S, DocumentPrefiller
-from paceline.runtime.link.connection import link_states
 from paceline.runtime.outside import OutsideWriter
 from paceline.runtime.peers import Peers
 from paceline.runtime.preparation import Preparation
@@ -43,17 +42,17 @@ from paceline.runtime.service import (
     Generation,
     LinkStatus,
     Load,
-    Logprobs,
     ModelStatus,
     Readiness,
     Reranked,
 )
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.output_text import PromptScorer, token_strings
-from paceline.runtime.units import OUTSIDE, PlainWork, Turnstile
+from paceline.runtime.units import OUTSIDE, Turnstile, UnitRegistry
 from paceline.runtime.workflows.run import Tools, Workflows, own_reranker
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
+from paceline.wire.messages import VERSION
 
 log = logging.getLogger("paceline.node")
 T = TypeVar("T")
@@ -87,16 +86,6 @@ async def prefill_documents(prefiller: DocumentPrefiller, is_busy: Callable[[], 
         await asyncio.sleep(WATCH_S)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """Parts of the first node that the node of a further model uses, and does not close."""
-
-    library: Library | None
-    places: AnswerPlaces
-    peers: Peers | None  # None: the model has another tokenizer, and writes alone
-    alone: Callable[[], str]  # see `Reading`
-
-
 PART_TEXTS = 32
 PART_PASSAGES = 8  # half a second of late interaction on one core, for passages of 160 tokens
 MAX_TOKENS = 8192  # of one text, as in OpenAI's API; an embedder may truncate it further
@@ -106,10 +95,10 @@ class TextEmbedder:
     """Embeds off the event loop one part at a time, because embedders use the cores that the engine needs: owners take
     turns between two parts, and a cancelled request costs at most the part under way."""
 
-    def __init__(self, embedder: Embedder, work: PlainWork) -> None:
+    def __init__(self, embedder: Embedder, units: UnitRegistry) -> None:
         self._embedder = embedder
         self.count = embedder.count  # tokens of a text
-        self._work = work
+        self._units = units
         self._turns = Turnstile(1)
 
     async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
@@ -122,7 +111,7 @@ class TextEmbedder:
         for start in range(0, len(texts), PART_TEXTS):
             async with self._turns.turn(owner):
                 part = texts[start : start + PART_TEXTS]
-                parts.append(await self._work.run("embed", partial(self._embedder.embed, part), owner))
+                parts.append(await self._units.do("embed", partial(self._embedder.embed, part), owner))
         return Embeddings(np.concatenate(parts), sum(tokens))
 
     def _count_tokens(self, texts: Sequence[str], first: int) -> list[int]:
@@ -159,22 +148,23 @@ class Node:
         parts: NodeParts | None = None,
         tools: Tools | None = None,
         *,
-        beside: Beside | None = None,
+        first: Node | None = None,
+        alone: Callable[[], str] | None = None,
     ) -> None:
-        """beside: of the first node on this store; None: this is it. The gate for a cloud's sessions and the policy's
-        guard are closed with the node."""
+        """first: the first node on this store, whose library, places and peers this one uses and does not close; None:
+        this is it. alone: see `Reading`, of a further model that has another tokenizer, and writes without the peers.
+        The gate for a cloud's sessions and the policy's guard are closed with the node."""
         parts, tools = parts or NodeParts(), tools or Tools()
         self.side: Side = side
         self._resources = Resources(side, model, store, self._run, parts, web=tools.web is not None)
         self.worker = self._resources.worker
         self._clients: set[ClientSession] = set()
         self._asks = parts.company.asks or CloudAsks()
-        joined = None if beside is None else beside.peers
-        self._is_joined = joined is not None
+        self._is_joined = first is not None and alone is None
         peers = partial(Peers, self._resources, self._clients, self._run, self._asks, self._admit)
-        self._peers = peers() if joined is None else joined
-        self._places = AnswerPlaces() if beside is None else beside.places
-        reading = Reading(self._resources, self._peers, self._clients, None if beside is None else beside.alone)
+        self._peers: Peers = peers() if first is None or alone is not None else first._peers
+        self._places: AnswerPlaces = AnswerPlaces() if first is None else first._places
+        reading = Reading(self._resources, self._peers, self._clients, alone)
         self._preparation = Preparation(self._resources, self._peers, self._places, self._clients, reading)
         self.wait_for_room, self.check, self.explain = self._places.wait_for_room, reading.check, reading.explain
         self.prove = Prover(self._resources, self._peers, self._preparation, reading, self._places).prove
@@ -184,12 +174,12 @@ class Node:
         self.outside: OutsideWriter | None = None  # answers of a stranger's endpoint, see `prepare`
         if endpoint is not None:
             self.outside = OutsideWriter(endpoint, self._resources, self._peers, self._places, admit)
-            endpoint.on_sent = self._peers.on_sent if beside is None else endpoint.on_sent
+            endpoint.on_sent = self._peers.on_sent if first is None else endpoint.on_sent
         self._workflows = Workflows(self._resources, self._peers, admit, tools, self.outside)
         self.workflows = self._workflows.names
         self._tasks: set[asyncio.Task[None]] = set()
-        self.library = None if beside is None else beside.library
-        self._is_first = beside is None
+        self.library: Library | None = None if first is None else first.library
+        self._is_first = first is None
         self._init_texts(self._resources, tools.reranker)
 
     async def __aenter__(self) -> Self:
@@ -199,7 +189,7 @@ class Node:
             self._peers.clients[self] = self._clients
         if resources.store is not None and self._is_first:
             readable = partial(resources.guard.readable, resources.store)
-            self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.work, readable)
+            self.library = await asyncio.to_thread(Library, resources.store, resources.side, resources.units, readable)
             self.library.start()
         if resources.store is not None:
             await resources.look()
@@ -238,26 +228,23 @@ class Node:
     def _init_texts(self, resources: Resources, reranker: Reranker | None) -> None:
         """reranker: None for the one of the store's own embedder, if it has one."""
         self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
-        self.find = partial(resources.work.run, "search")
+        self.find = partial(resources.units.do, "search")
+        self.forget_answers = resources.forget_answers
         self._tokenizer = resources.tokenizer
-        self._scorer = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size)
+        self.score = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size).score
         self._embedder: TextEmbedder | None = None
         self._info: tuple[EmbedderInfo, ...] = ()
         self._reranker: Reranker | None = None
         self._reranking = Turnstile(1)
-        self._work = resources.work
+        self._units = resources.units
         if resources.store is None:
             return
         embedder = resources.store.embedder
-        self._embedder = TextEmbedder(embedder, resources.work)
+        self._embedder = TextEmbedder(embedder, resources.units)
         self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
         self._reranker = reranker or own_reranker(resources.store)
 
     # ---- the service ------------------------------------------------------------------------------------------------
-    def beside(self, *, joins: bool, alone: Callable[[], str]) -> Beside:
-        """Parts of this node for that of another model."""
-        return Beside(self.library, self._places, self._peers if joins else None, alone)
-
     def models(self) -> Sequence[ModelInfo]:
         return (self._resources.info,)
 
@@ -272,18 +259,13 @@ class Node:
     def num_documents(self) -> int:
         return self._resources.num_documents
 
-    @property
-    def num_answers(self) -> int:
-        """Answers under way whose client is on this side."""
-        return len(self._clients)
-
     def readiness(self) -> Readiness:
         detail: dict[str, str | int | bool] = {
             "side": self.side,
             "model": self._resources.info.name,
             "documents": self.num_documents,
-            "linked": len(self._peers) > 0,
-            "peers": len(self._peers),
+            "linked": bool(self._peers.links),
+            "peers": len(self._peers.links),
             "answers": len(self._clients),
         }
         if unlike := sum(bool(self._peers.scales.difference(name)) for name in self._peers.links):
@@ -295,14 +277,14 @@ class Node:
         resources = self._resources
         return await asyncio.to_thread(resources.guard.confirm, resources.store, owner, document)
 
-    async def forget_answers(self, owner: str) -> None:
-        await self._resources.forget_answers(owner)
-
     def load(self) -> Load:
         return self._peers.load(replace(self.worker.load(), answers=len(self._clients)))
 
     def links(self) -> tuple[LinkStatus, ...]:
-        return link_states(self._peers.links)
+        return tuple(
+            LinkStatus(name, up.rtt, up.bandwidth, dict(up.sent_bytes), up.total_received, up.asked, up.asks, VERSION)
+            for name, up in sorted(self._peers.links.items())
+        )
 
     @property
     def lost(self) -> EngineLost | None:
@@ -323,9 +305,6 @@ class Node:
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
         return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
 
-    async def score(self, prompt: Sequence[int], top: int, owner: str = "") -> Sequence[Logprobs]:
-        return await self._scorer.score(prompt, top, owner)
-
     def embedders(self) -> Sequence[EmbedderInfo]:
         return self._info
 
@@ -345,7 +324,7 @@ class Node:
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
             async with self._reranking.turn(owner):
-                scores += map(float, await self._work.run("rerank", partial(self._reranker.score, query, part), owner))
+                scores += map(float, await self._units.do("rerank", partial(self._reranker.score, query, part), owner))
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
             scores = [_probability(score) for score in scores]
         count = self._embedder.count

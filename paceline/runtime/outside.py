@@ -28,7 +28,7 @@ from paceline.rag.records import Passage
 from paceline.runtime.admission import AnswerPlaces
 from paceline.runtime.endpoint import OutsideEndpoint, Told
 from paceline.runtime.peers import Peers
-from paceline.runtime.policy import HeldAnswer
+from paceline.runtime.policy import HeldAnswer, forbidden
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import (
     AUTO,
@@ -115,7 +115,7 @@ class OutsideWriter:
                 messages = told(request, redactor, (*own, *others))
                 return messages, sum(len(encode(each["content"])) for each in messages)
 
-            messages, tokens = await self._resources.work.run("search", prompt, owner)
+            messages, tokens = await self._resources.units.do("search", prompt, owner)
         except BaseException:
             self._places.give_back(owner)
             raise
@@ -142,7 +142,7 @@ class OutsideWriter:
         return request, partial(self.prepare, held=held)
 
     async def redactor(self, request: GenerateRequest) -> Redactor:
-        return await self._resources.work.run(
+        return await self._resources.units.do(
             "search", partial(learnt, request, self.endpoint.find), request.account.owner
         )
 
@@ -171,14 +171,11 @@ class OutsideWriter:
     def _check(self, request: GenerateRequest, held: Decision) -> None:
         level, output = request.wish.privacy, request.output
         if level == "local-only" or (level == "answer-private" and self._resources.side == "cloud"):
-            why = f": {held.why}" if held.rule else ""
-            raise RequestError(
-                f"The strategy 'outside' sends the question away, redacted, which the privacy level '{level}' "
-                f"forbids{why}.",
-                status=403 if held.rule else 400,
-                code="policy_forbids" if held.rule else None,
-                param="paceline.privacy",
-            )
+            which = f"redacted, which the privacy level '{level}' forbids"
+            sentence = f"The strategy 'outside' sends the question away, {which}"
+            if held.rule:
+                raise forbidden(f"{sentence}: {held.why}.", "paceline.privacy")
+            raise RequestError(f"{sentence}.", param="paceline.privacy")
         wrong = {
             "raw tokens": request.prompt.tokens is not None,
             "a form of the answer, or tools": output.constraint is not None,
@@ -211,7 +208,7 @@ class OutsideWriter:
         if store is None or not request.wish.documents:
             return (), (), None
         search = partial(store.search, query_of(request.prompt.messages), request.wish.documents, sources.selection)
-        own_found = await self._resources.work.run(
+        own_found = await self._resources.units.do(
             "search", partial(search, min_score=sources.min_score), request.account.owner
         )
         return tuple(own_found), (), None

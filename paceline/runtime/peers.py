@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -18,10 +20,10 @@ from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking import Ask, CloudAsks
-from paceline.runtime.link.connection import Link, LinkTotals
+from paceline.runtime.link.connection import Link, SentToday
 from paceline.runtime.resources import LONG_ANSWER, Background, Resources
 from paceline.runtime.service import GenerateRequest, Load
-from paceline.runtime.sessions.base import PeerSession, tell_of_part
+from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text, with_reused
 from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
@@ -65,22 +67,29 @@ class Peers:
         self._may_ask = EVERYBODY  # the device that was linked last
         self._asks = asks
         self.links: dict[str, Link] = {}
-        self._totals = LinkTotals()
+        self._ended_sent = self._ended_received = 0  # bytes on links that are down
+        self._today = SentToday()
         self._sessions: dict[PeerSession, Link] = {}
         self._shares = Shares(MAX_PEER_SESSIONS, most=MAX_SESSIONS_PER_PEER)  # of peers, in `_sessions`
-        self._records: dict[str, PeerRecord] = {}  # by the peer's name: one that links anew stays who it is
+        # What is remembered of answers with each peer, by its name: one that links anew stays who it is.
+        self.records = defaultdict[str, PeerRecord](PeerRecord)
         self.scales = PeerScales(resources.relevance, follows=resources.side == "device")
         self._tokens = Shares(math.inf, most=MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
         self._searches = SearchServer()
         self._texts = TextServer(admit)
 
-    def __len__(self) -> int:
-        return len(self.links)
-
     def load(self, load: Load) -> Load:
         """What this side does, with its links."""
-        return self._totals.load(load, self.links.values())
+        links = self.links.values()
+        return replace(
+            load,
+            links=len(links),
+            rtt_s=max((link.rtt for link in links if link.rtt is not None), default=None),
+            sent_bytes=self._ended_sent + sum(link.total_sent for link in links),
+            received_bytes=self._ended_received + sum(link.total_received for link in links),
+            sent_today=self._today.by_hour(),
+        )
 
     @property
     def busy(self) -> bool:
@@ -88,10 +97,6 @@ class Peers:
 
     def link(self, name: str | None) -> Link | None:
         return None if name is None else self.links.get(name)
-
-    def record(self, name: str) -> PeerRecord:
-        """What is remembered of answers with this peer."""
-        return self._records.setdefault(name, PeerRecord())
 
     def peer_for(self, request: GenerateRequest) -> tuple[str | None, Link | None]:
         """Peer of an answer: the request's device, else the only linked peer if any may take part."""
@@ -144,7 +149,7 @@ class Peers:
 
     def on_sent(self, kind: str, num_bytes: int) -> None:
         """Count what leaves."""
-        self._totals.today.add(kind, num_bytes)
+        self._today.add(kind, num_bytes)
         self._resources.guard.spend("bytes", num_bytes)
 
     async def close(self) -> None:
@@ -156,7 +161,8 @@ class Peers:
     def _on_down(self, link: Link, peer: str) -> None:
         if self.links.get(peer) is link:
             del self.links[peer]
-            self._totals.ended(link)
+            self._ended_sent += link.total_sent
+            self._ended_received += link.total_received
         log.info("the link with %s is down: %s", peer, link.close_reason)
         for client in list(chain(*self.clients.values())):
             if client.link is link:
@@ -170,33 +176,27 @@ class Peers:
         """The peer opens a session: its part in an answer, a search (`SEARCH`), or a text of a workflow (`WRITE`)."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            readable, work = self._resources.readable(f"peer:{peer}", peer=True), self._resources.work
-            self._run(self._searches.answer(link, peer, opening, readable, work, max_passages=MAX_PASSAGES))
+            readable, units = self._resources.readable(f"peer:{peer}", peer=True), self._resources.units
+            self._run(self._searches.answer(link, peer, opening, readable, units, max_passages=MAX_PASSAGES))
             return
         if opening.strategy == WRITE and self._resources.side == "cloud":
             self._texts.open(link, peer, opening)
             return
         ask: Ask | None = None
-        taken = False
         try:
             strategy, options = self._accept(link, opening)
-            if not self._shares.take(peer):
+            if not self._shares.has_room(peer):
                 raise PacelineError("it is busy")
-            taken = True
             if self._resources.side == "device":
                 ask = self._asks.admit(opening, _query(self._resources, opening, options))
         except PacelineError as refusal:
-            if taken:
-                self._shares.give_back(peer)
             if self._resources.side == "device":
                 self._asks.refuse(opening, str(refusal))
             link.send(CloseSession(opening.session, f"{REFUSED}{refusal}"[:1024]))
             return
-        try:
-            session = self._session(link, peer, opening, strategy, options, ask)
-        except BaseException:
-            self._shares.give_back(peer)
-            raise
+        mask = None if opening.constraint is None else DeferredMask()
+        session = self._session(_Part(link, peer, opening, strategy, options, mask, ask))
+        self._shares.force(peer)
         self._sessions[session] = link
         session.begin()
 
@@ -219,13 +219,9 @@ class Peers:
             self._resources.energy.queue(options)  # refuses a budget that it cannot keep
         return strategy, msgspec.structs.replace(options, drafting=_clamp(options.drafting))
 
-    def _session(
-        self, link: Link, peer: str, opening: OpenSession, strategy: Strategy, options: Options, ask: Ask | None
-    ) -> PeerSession:
-        resources = self._resources
-        mask = None if opening.constraint is None else DeferredMask()
+    def _session(self, part: _Part) -> PeerSession:
+        resources, link, opening, options, ask = self._resources, part.link, part.opening, part.options, part.ask
         sampling = sampling_from_wire(opening.sampling)
-        _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
         private = opening.privacy != "open" or (resources.side == "device" and not self._company.open_to_peer)
         config = MachineConfig(
             Seat(
@@ -238,51 +234,37 @@ class Peers:
                 rtt=link.rtt,
                 bandwidth=link.bandwidth,
             ),
-            resources.rules(sampling, end, mask, needs_dists=not resources.worker.told),
+            resources.rules(sampling, part.end, part.mask, needs_dists=not resources.worker.told),
             options,
-            resources.means(strategy, options, sampling, resources.peers_table()),
+            resources.means(part.strategy, options, sampling, resources.peers_table()),
         )
-
-        def retrieve(session: PeerSession) -> None:
-            self._run(self._retrieve(session, peer, opening, options, mask, ask))
 
         def closed(session: PeerSession) -> None:
             if self._sessions.pop(session, None) is not None:
                 resources.guard.spend("joules", 0.0 if session.energy is None else session.energy.joules)
-                tell_of_part(session, peer, opening.strategy, self._company.tracer)
-                self._shares.give_back(peer)
+                session.tell(part.peer, opening.strategy, self._company.tracer)
+                self._shares.give_back(part.peer)
                 if session in self._counted:
-                    self._tokens.give_back(peer, self._counted.pop(session))
+                    self._tokens.give_back(part.peer, self._counted.pop(session))
             if ask is not None:
                 ask.end(session.outcome, session.egress)
 
-        owner = f"peer:{peer}"  # a peer's clients share its turns in the engine's steps
-        machine = resources.machine(strategy, config)
         session = PeerSession(
-            machine,
+            resources.machine(part.strategy, config),
             resources.worker,
             link,
-            opening.session,
-            retrieve,
+            opening,
+            lambda session: self._run(self._retrieve(session, part)),
             closed,
-            owner,
-            trace=opening.trace,
-            masked=mask is not None,
+            part.owner,
         )
         if ask is not None:
             session.observe = lambda message, sent: ask.observe(message) if sent or not private else None
         return session
 
-    async def _retrieve(
-        self,
-        session: PeerSession,
-        peer: str,
-        opening: OpenSession,
-        options: Options,
-        mask: DeferredMask | None,
-        ask: Ask | None,
-    ) -> None:
+    async def _retrieve(self, session: PeerSession, part: _Part) -> None:
         resources, positions = self._resources, self._resources.max_positions
+        peer, length, ask = part.peer, len(part.opening.targets), part.ask
         if ask is not None:
             try:
                 await ask.begin()
@@ -290,12 +272,12 @@ class Peers:
                 log.error("no question of the cloud's is answered without a log: %s", error)
                 session.refuse("its activity log cannot be written")
                 return
-        if mask is not None and (refusal := await _compiled(resources, mask, opening, peer)):
+        if refusal := await self._compiled(part):
             session.refuse(refusal)
             return
-        salt = await _salt(resources, peer, opening)  # before the search
+        salt = await self._salt(part)  # before the search
         try:
-            prompts = await _prompts(resources, peer, opening, options, self.scales.temperature)
+            prompts = await self._prompts(part)
         except Exception as error:
             log.exception("a peer's request could not be prepared")
             session.fail(PacelineError(f"no documents could be read: {error}"))
@@ -305,12 +287,11 @@ class Peers:
             prompts = prompts.without_relevance(self.scales.temperature)
         if self.scales.difference(peer):
             prompts = prompts.with_equal_sides()
-        if prompts.longest + len(opening.targets) >= positions:
+        if prompts.longest + length >= positions:
             session.fail(PacelineError(f"its context of {positions} tokens is too short"))
             return
-        rows = [len(branch.prompt) + len(opening.targets) for branch in prompts.branches]
-        _, end = stretch_of(len(opening.targets), options.stretch, opening.max_tokens)
-        more = max(1, end - len(opening.targets))
+        rows = [len(branch.prompt) + length for branch in prompts.branches]
+        more = max(1, part.end - length)
         share = resources.claim(rows, more)
         if share is None or not share.drafts:
             session.fail(PacelineError("the engine's memory is too short for it"))
@@ -325,10 +306,76 @@ class Peers:
         self._counted[session] = tokens
         unanswered = resources.side == "cloud" and prompts.unanswered
         found = RetrievedPassages(0, _found(resources.side, prompts.passages), unanswered)
-        max_new_tokens = min(positions - prompts.longest, len(opening.targets) + share.tokens)
+        max_new_tokens = min(positions - prompts.longest, length + share.tokens)
         if prompts.reuses and salt is not None:
             salt = f"reused {salt}"
         session.retrieved(prompts, max_new_tokens, found, claim=share.rows, salt=salt)
+
+    async def _prompts(self, part: _Part) -> PromptSet:
+        resources, opening, options, length = self._resources, part.opening, part.options, len(part.opening.targets)
+        end = part.end if options.stretch else length + 1
+        reads = resources.side in part.strategy.joins_with_documents
+        query = _query(resources, opening, options)
+        work = partial(
+            prompts_of,
+            _conversation(opening),
+            resources.readable(part.owner, peer=True),
+            resources.tokenizer,
+            k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
+            max_prompt=resources.max_positions - max(end, min(opening.max_tokens, resources.max_positions // 2)),
+            query=query,
+            kv=resources.prefiller,
+            temperature=self.scales.temperature,
+            template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
+            reading=resources.reading(options.reading),
+            judge=resources.judge if options.judged and query is None else None,
+        )
+        return await with_reused(await resources.units.do("search", work, part.owner), resources.prefiller)
+
+    async def _compiled(self, part: _Part) -> str:
+        """Give the mask its constraint, if there is one; why that cannot be, else empty."""
+        if part.mask is None or part.opening.constraint is None:
+            return ""
+        try:
+            part.mask.keep(await self._resources.mask(constraint_from_wire(part.opening.constraint), part.owner))
+        except RequestError as error:
+            return str(error)
+        except Exception:  # the peer must receive a refusal in any case
+            log.exception("a peer's constraint could not be compiled")
+            return "its constraint cannot be kept here"
+        return ""
+
+    async def _salt(self, part: _Part) -> str | None:
+        """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with
+        itself where its link was lost. A device shares none: the time of an answer would tell its cloud what it has
+        read before."""
+        if self._resources.side == "device" or not part.opening.cache_key:
+            return None
+        _, removals = await asyncio.to_thread(self._resources.documents, Selection())
+        return f"peer {removals} {part.peer} {part.opening.cache_key.hex()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What this side is asked to do in an answer of a peer's client."""
+
+    link: Link
+    peer: str
+    opening: OpenSession
+    strategy: Strategy
+    options: Options
+    mask: DeferredMask | None  # of its constraint
+    ask: Ask | None  # where a device has admitted it
+
+    @property
+    def owner(self) -> str:
+        """A peer's clients share its turns in the engine's steps."""
+        return f"peer:{self.peer}"
+
+    @property
+    def end(self) -> int:
+        """Output tokens of the answer up to the end of this stretch."""
+        return stretch_of(len(self.opening.targets), self.options.stretch, self.opening.max_tokens)[1]
 
 
 def _query(resources: Resources, opening: OpenSession, options: Options) -> str | None:
@@ -341,30 +388,6 @@ def _conversation(opening: OpenSession) -> list[dict[str, str]]:
     return [{"role": message.role, "content": message.content} for message in opening.messages]
 
 
-async def _prompts(
-    resources: Resources, peer: str, opening: OpenSession, options: Options, temperature: float
-) -> PromptSet:
-    length, positions = len(opening.targets), resources.max_positions
-    end = stretch_of(length, options.stretch, opening.max_tokens)[1] if options.stretch else length + 1
-    reads = resources.side in STRATEGIES[opening.strategy].joins_with_documents
-    query = _query(resources, opening, options)
-    work = partial(
-        prompts_of,
-        _conversation(opening),
-        resources.readable(f"peer:{peer}", peer=True),
-        resources.tokenizer,
-        k=min(opening.top_k_documents, MAX_PASSAGES) if reads else 0,
-        max_prompt=positions - max(end, min(opening.max_tokens, positions // 2)),
-        query=query,
-        kv=resources.prefiller,
-        temperature=temperature,
-        template=msgspec.json.decode(opening.template or "{}", type=dict[str, object]),
-        reading=resources.reading(options.reading),
-        judge=resources.judge if options.judged and query is None else None,
-    )
-    return await with_reused(await resources.work.run("search", work, f"peer:{peer}"), resources.prefiller)
-
-
 def _clamp(limits: DraftLimits) -> DraftLimits:
     return DraftLimits(
         min(limits.width, _LIMITS.width),
@@ -372,29 +395,6 @@ def _clamp(limits: DraftLimits) -> DraftLimits:
         min(limits.ahead, _LIMITS.ahead),
         limits.whole_sequences,
     )
-
-
-async def _compiled(resources: Resources, mask: DeferredMask, opening: OpenSession, peer: str) -> str:
-    """Give the mask its constraint; why that cannot be, else empty."""
-    assert opening.constraint is not None, "it has a mask"
-    try:
-        mask.keep(await resources.mask(constraint_from_wire(opening.constraint), f"peer:{peer}"))
-    except RequestError as error:
-        return str(error)
-    except Exception:  # the peer must receive a refusal in any case
-        log.exception("a peer's constraint could not be compiled")
-        return "its constraint cannot be kept here"
-    return ""
-
-
-async def _salt(resources: Resources, peer: str, opening: OpenSession) -> str | None:
-    """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with
-    itself where its link was lost. A device shares none: the time of an answer would tell its cloud what it has read
-    before."""
-    if resources.side == "device" or not opening.cache_key:
-        return None
-    _, removals = await asyncio.to_thread(resources.documents, Selection())
-    return f"peer {removals} {peer} {opening.cache_key.hex()}"
 
 
 def _found(side: Side, passages: Sequence[Passage]) -> list[RetrievedPassage]:

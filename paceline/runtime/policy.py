@@ -78,6 +78,10 @@ def _pair(question: str, answer: str) -> str:
     return "\0".join(_LETTERS.sub("", text.casefold()) or text.strip() for text in (question, answer))
 
 
+def forbidden(message: str, param: str | None = None) -> RequestError:
+    return RequestError(message, status=403, code="policy_forbids", param=param)
+
+
 def tables(state: Path | Home | None) -> OwnRows:
     """Made where there are none. Raises ConfigError and StorageError where they cannot be used."""
     kind, advice = "a file of the policy", "remove the file: documents are then asked for anew"
@@ -270,11 +274,9 @@ class PolicyGuard:
     def confirm(self, store: DocumentStore | None, owner: str, document_id: str) -> str:
         """Confirm a document that is to be asked for. Returns its name. Raises RequestError."""
         if not self.may_confirm(owner):
-            raise RequestError(
+            raise forbidden(
                 "This key may not confirm documents. Their owner does it at a terminal: paceline policy allow NAME; or "
-                "with a key for which [policy.keys] of the file says confirms = true.",
-                status=403,
-                code="policy_forbids",
+                "with a key for which [policy.keys] of the file says confirms = true."
             )
         readable = self.readable(store, owner)
         known = {} if readable is None else {each.id: each for each in readable.documents() if each.is_asked_for}
@@ -294,9 +296,7 @@ class PolicyGuard:
         grants = self._grants_of(request.account.owner, model)
         for grant in grants:
             if grant.models is not None and model not in grant.models:
-                raise RequestError(
-                    f"This key may not use the model {model}.", status=403, code="policy_forbids", param="model"
-                )
+                raise forbidden(f"This key may not use the model {model}.", "model")
         causes = [Cause(grant.privacy, f"{grant.whose}: {grant.privacy}") for grant in grants]
         causes += [Cause("local-only", f"budget of today: {name}") for name in self.used_up() if name != "joules"]
         causes += [] if is_known else [Cause("local-only", "what rules hold cannot be read now")]
@@ -331,12 +331,10 @@ class PolicyGuard:
         if level == request.wish.privacy:
             return request
         if level not in JOINT_LEVELS and (joining.names_device or joining.on_loss != "continue"):
-            raise RequestError(
+            raise forbidden(
                 f"A rule of this side's owner holds this answer to '{level}' ({decision.rule}), and the request does "
                 "not want an answer without the other side.",
-                status=403,
-                code="policy_forbids",
-                param="paceline.privacy",
+                "paceline.privacy",
             )
         wish, strategy = replace(request.wish, privacy=level), STRATEGIES.get(request.wish.strategy)
         if strategy is not None and strategy.needs_peer and level not in strategy.privacy_levels:

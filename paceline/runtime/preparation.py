@@ -184,11 +184,13 @@ class Preparation:
         choice = choose(begun.found, replace(begun.context, wish=request.wish, passages=prompts.num_passages))
         strategy, options = STRATEGIES[choice.strategy], choice.options
         if egress.timeline is not None:
-            egress.timeline.chose(strategy.name, choice.compared)
+            egress.timeline.note("strategy", of=strategy.name)
+            for way, seconds in choice.compared.items():  # 0 of one that is to be measured
+                egress.timeline.note("cost_ms", 1e3 * seconds, way)
         check_budget(request, choice, resources.energy if side == "device" else None)
         if request.sources.passages is not None or not request.wish.documents:
             options = options.in_one_stretch()
-        prompts, unlike = weighed(strategy, prompts, side, self._peers.scales, self._peers.scales.difference(name))
+        prompts, unlike = weighed(strategy, prompts, side, self._peers.scales, name)
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
         saying: Constraint | None = None
         if may_say and request.wish.options.get("judged"):
@@ -259,48 +261,43 @@ class Preparation:
         """The next stretch of an answer, in the place of the one that has ended: with the documents that this side
         finds by the question and the text so far. Raises PacelineError."""
         with self._place(earlier.prepared.request.account.owner, earlier.egress.timeline, anyhow=True) as egress:
-            return await self._next_stretch(held, earlier, egress)
-
-    async def _next_stretch(self, held: HeldAnswer, earlier: ClientSession, egress: Egress) -> ClientSession:
-        resources, before, written = self._resources, earlier.prepared, earlier.written
-        request, strategy = before.request, STRATEGIES[before.strategy]
-        _, removals = await asyncio.to_thread(resources.documents, request.sources.selection)  # before the search
-        length = len(written.tokens)
-        begin, end = stretch_of(length, before.options.stretch, before.limit)
-        query = query_with_text(request.prompt.messages, written.tokens[:begin], resources.tokenizer)
-        difference = self._peers.scales.difference(before.peer_name)
-        began = asyncio.get_running_loop().time()
-        # What would hold the answer more strictly comes too late: what was written of it has been sent.
-        level = request.wish.privacy
-        readable = resources.readable(request.account.owner, level=level)
-        for documents in (request.wish.documents, 0):  # without any it fits memory, as it did before
-            reading = replace(request, wish=replace(request.wish, documents=documents))
-            found = await self._reading.prompts(reading, readable, query=query, length=end)
-            prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, difference)
-            rows = [len(branch.prompt) + length for branch in prompts.branches]
-            share = resources.claim(rows, end - length)
-            if share is not None and share.tokens >= end - length:
-                break
-        else:
-            raise PacelineError("there is no memory for the next part of it")
-        if egress.timeline is not None:
-            egress.timeline.note("search", prompts.num_passages, since=began)
-        joined = written.is_asked() or request.joining.on_loss != "continue"
-        prepared = replace(
-            before,
-            options=before.options if share.drafts else without_drafts(before.options),
-            prompts=prompts,
-            max_new_tokens=resources.max_positions - prompts.longest,
-            end=end,
-            claim=share.rows,
-            missing=None,
-            removals=removals,
-        )
-        if isinstance(readable, Readable):
-            causes = causes_of(await asyncio.to_thread(readable.rules))
-            held.decision = held.decision.narrowed(causes, resources.side, holds=True)
-            prepared = replace(prepared, held=held.decision.holds != "open")
-        return self._session(prepared, egress, written, joined=joined)
+            resources, before, written = self._resources, earlier.prepared, earlier.written
+            request, strategy = before.request, STRATEGIES[before.strategy]
+            _, removals = await asyncio.to_thread(resources.documents, request.sources.selection)  # before the search
+            length = len(written.tokens)
+            begin, end = stretch_of(length, before.options.stretch, before.limit)
+            query = query_with_text(request.prompt.messages, written.tokens[:begin], resources.tokenizer)
+            began = asyncio.get_running_loop().time()
+            # What would hold the answer more strictly comes too late: what was written of it has been sent.
+            readable = resources.readable(request.account.owner, level=request.wish.privacy)
+            for documents in (request.wish.documents, 0):  # without any it fits memory, as it did before
+                reading = replace(request, wish=replace(request.wish, documents=documents))
+                found = await self._reading.prompts(reading, readable, query=query, length=end)
+                prompts, _ = weighed(strategy, found, resources.side, self._peers.scales, before.peer_name)
+                rows = [len(branch.prompt) + length for branch in prompts.branches]
+                share = resources.claim(rows, end - length)
+                if share is not None and share.tokens >= end - length:
+                    break
+            else:
+                raise PacelineError("there is no memory for the next part of it")
+            if egress.timeline is not None:
+                egress.timeline.note("search", prompts.num_passages, since=began)
+            joined = written.is_asked() or request.joining.on_loss != "continue"
+            prepared = replace(
+                before,
+                options=before.options if share.drafts else without_drafts(before.options),
+                prompts=prompts,
+                max_new_tokens=resources.max_positions - prompts.longest,
+                end=end,
+                claim=share.rows,
+                missing=None,
+                removals=removals,
+            )
+            if isinstance(readable, Readable):
+                causes = causes_of(await asyncio.to_thread(readable.rules))
+                held.decision = held.decision.narrowed(causes, resources.side, holds=True)
+                prepared = replace(prepared, held=held.decision.holds != "open")
+            return self._session(prepared, egress, written, joined=joined)
 
     async def again(self, prepared: PreparedRequest, written: Written) -> ClientSession:
         """A session that writes an answer once more, from these tokens of it on."""
@@ -358,7 +355,7 @@ class Preparation:
                 private=request.wish.privacy != "open",
                 rtt=None if link is None else link.rtt,
                 bandwidth=None if link is None else link.bandwidth,
-                record=None if link is None or name is None else self._peers.record(name),
+                record=None if link is None or name is None else self._peers.records[name],
             ),
             resources.rules(
                 request.wish.sampling,
@@ -390,26 +387,20 @@ def check_budget(request: GenerateRequest, choice: StrategyChoice, energy: SideE
         return
     budget = choice.options.energy_budget
     if budget is None:
-        raise RequestError(
+        fault = (
             f"An energy budget is kept by the strategy 'draft_verify' alone, and '{choice.strategy}' is to write "
-            f"({choice.reason}).",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
+            f"({choice.reason})."
         )
-    if energy is None:
+    elif energy is None:
         return
-    if energy.meter is None:
-        raise RequestError(
-            "This device neither measures nor models its energy: its setting energy.meter is off.",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
-        )
-    if energy.budget is not None and energy.budget[1] != budget[1]:
-        raise RequestError(
-            f"This device's own energy budget is in joules a {energy.budget[1]}: name joules_per_{energy.budget[1]}.",
-            param="paceline.energy",
-            code="energy_budget_not_kept",
-        )
+    elif energy.meter is None:
+        fault = "This device neither measures nor models its energy: its setting energy.meter is off."
+    elif energy.budget is not None and energy.budget[1] != budget[1]:
+        unit = energy.budget[1]
+        fault = f"This device's own energy budget is in joules a {unit}: name joules_per_{unit}."
+    else:
+        return
+    raise RequestError(fault, param="paceline.energy", code="energy_budget_not_kept")
 
 
 def answered_alone(prepared: PreparedRequest, own: SideFacts) -> PreparedRequest | None:
@@ -451,10 +442,10 @@ def nothing_found(context: RoutingContext, strategy: Strategy) -> str:
 
 
 def weighed(
-    strategy: Strategy, prompts: PromptSet, side: Side, scales: PeerScales, difference: str
+    strategy: Strategy, prompts: PromptSet, side: Side, scales: PeerScales, peer: str | None
 ) -> tuple[PromptSet, str]:
-    """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do. difference:
-    of the scales of relevance of both sides; empty: none."""
+    """Prompts with the weights of their documents, and why those of both sides weigh the same, if they do."""
+    difference = scales.difference(peer)
     if strategy.needs_peer and side == "device":  # as where the cloud's client asks, for the same text
         prompts = prompts.without_relevance(scales.temperature)
     weighed = strategy.text_of == "both" or (prompts.passages and prompts.peer_passages)

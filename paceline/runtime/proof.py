@@ -90,6 +90,7 @@ class Prover:
         """See `Service`."""
         owner, proof, text = request.account.owner, AnswerProof(), list[int]()
         ends = {*self._resources.tokenizer.eos_ids, *request.output.stop_token_ids}
+        name = self._resources.tokenizer.token_name
         self._resources.guard.refuse_spent()
         self._places.take(owner)
         try:
@@ -102,7 +103,9 @@ class Prover:
                             async for owed in tokens:
                                 said = text[at] if at < len(text) else None
                                 if owed not in ends if said is None else owed != said:
-                                    proof.differing.append(self._difference(before + at - record.start, said, owed))
+                                    names = "" if said is None else name(said), name(owed)
+                                    index = before + at - record.start
+                                    proof.differing.append(Difference(index, said, owed, names))
                                 at += 1
                     except PacelineError as error:
                         left = proof.tokens - before - (at - record.start)
@@ -110,10 +113,6 @@ class Prover:
         finally:
             self._places.give_back(owner)
         return proof
-
-    def _difference(self, index: int, said: int | None, owed: int) -> Difference:
-        name = self._resources.tokenizer.token_name
-        return Difference(index, said, owed, ("" if said is None else name(said), name(owed)))
 
     async def _owed(
         self, request: GenerateRequest, record: AnswerRecord, text: Sequence[int], proof: AnswerProof
@@ -236,7 +235,7 @@ class Prover:
             template=request.prompt.template,
             reading=resources.reading(again.options.reading),
         )
-        prompts = await resources.work.run("search", work, request.account.owner)
+        prompts = await resources.units.do("search", work, request.account.owner)
         unlike = self._peers.scales.difference(self._peers.peer_for(request)[0])
         return (prompts.with_equal_sides() if unlike else prompts).branches
 

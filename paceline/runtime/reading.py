@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 from paceline.core.policy import LEAVES, Decision, DocumentRule, causes_of
 from paceline.core.sampling.sampler import Mask
-from paceline.errors import RequestError
 from paceline.rag.records import Passage, Selection
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
-from paceline.runtime.policy import NAMED
+from paceline.runtime.policy import NAMED, forbidden
 from paceline.runtime.resources import Resources
 from paceline.runtime.service import Explanation, GenerateRequest, SharedPrompt
 from paceline.runtime.sessions.client import ClientSession
@@ -97,7 +96,7 @@ class Reading:
         guard, owner = self._resources.guard, request.account.owner
         if key is not None:
             if owner and not guard.may_confirm(owner):
-                raise RequestError("This key may not ask for another.", status=403, code="policy_forbids", param="key")
+                raise forbidden("This key may not ask for another.", "key")
             request = replace(request, account=replace(request.account, owner=NAMED + key))
         guard.refuse_spent()
         begun = await self.begin(request)
@@ -247,7 +246,7 @@ class Reading:
             judge=resources.judge if request.wish.options.get("judged") and query is None else None,
         )
         prompts = await with_reused(
-            await resources.work.run("search", work, request.account.owner), resources.prefiller
+            await resources.units.do("search", work, request.account.owner), resources.prefiller
         )
         if prompts.plain_tokens >= positions:
             raise too_long(positions, prompts.plain_tokens, "messages")

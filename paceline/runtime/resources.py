@@ -39,9 +39,8 @@ from paceline.runtime.policy import PolicyGuard
 from paceline.runtime.questions import Judge, is_judged
 from paceline.runtime.sessions.base import MaskBesideLoop, MaskThreads
 from paceline.runtime.sessions.handoff import Outcomes
-from paceline.runtime.sessions.prompts import scale_of
 from paceline.runtime.sessions.routing import ALONE, STAGED, Costs
-from paceline.runtime.units import NodeUnits, PlainWork, Turnstile, UnitRegistry
+from paceline.runtime.units import NodeUnits, Turnstile, UnitRegistry
 from paceline.strategies.base import (
     Branch,
     DraftingMeans,
@@ -54,7 +53,7 @@ from paceline.strategies.base import (
     Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
-from paceline.wire.messages import Options
+from paceline.wire.messages import Options, RelevanceScale
 
 if TYPE_CHECKING:
     from paceline.rag.document_kv import DocumentKvStore
@@ -212,16 +211,16 @@ class Resources:
         computing = parts.computing
         self.parts = parts
         units = computing.units or NodeUnits()
-        self.registry = UnitRegistry(
+        self.units = UnitRegistry(
             side,
             units,
             web=web,
             cloud=side == "device" and parts.company.cloud_texts,
             outside=side == "device" and parts.company.outside is not None,
         )
-        self.work = PlainWork(self.registry)
         self.energy = computing.energy
-        info, self.model_engine = model.engine.info, model.engine
+        info = model.engine.info
+        self._far = model.engine if isinstance(model.engine, RemoteModel) else None
         self.side: Side = side
         self.info = replace(
             info,
@@ -233,10 +232,9 @@ class Resources:
         )
         self.tokenizer = model.tokenizer
         self.vocab_size = min(info.vocab_size, model.tokenizer.vocab_size)
-        self.block_size = model.engine.block_size
         self.worker: Worker
-        if isinstance(model.engine, RemoteModel):
-            self.worker = RemoteWorker(model.engine)
+        if self._far is not None:
+            self.worker = RemoteWorker(self._far)
         else:
             self.worker = EngineWorker(
                 cast("Engine | AsyncEngine", model.engine),  # else it is a `RemoteModel`
@@ -247,11 +245,12 @@ class Resources:
             )
         draft_engine, kv = computing.draft_engine, parts.kept.kv
         self.drafts = None if draft_engine is None else EngineWorker(draft_engine, computing.step_rows)
-        self._draft_info = None if draft_engine is None else (draft_engine.info, draft_engine.block_size)
+        self._draft_positions = 0 if draft_engine is None else draft_engine.info.max_positions
         self.store = store
         self.num_documents = 0  # at the last `look`: whoever tells of them does not wait for the disk
         self.guard = parts.company.policy or PolicyGuard(side)
-        self.relevance = scale_of(store, parts.kept.relevance_temperature)
+        scale = parts.kept.relevance_temperature
+        self.relevance = None if store is None else RelevanceScale(store.embedder.fingerprint, scale)
         self.judge = parts.kept.judge if is_judged(info, self.tokenizer) else None
         self.prefiller = None if kv is None or store is None else DocumentPrefiller(kv, store, self.worker, model)
         self._compiling = CompilingThreads(model.tokenizer)
@@ -262,7 +261,11 @@ class Resources:
         self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
         self._times: Sequence[Timed] = ()
         self._cache_secret = secrets.token_bytes(32)
-        self.costs = Costs(self._ways_alone())
+        # Strategies by which this side may be the fastest alone, with ratios of their times. Of a model cut in stages,
+        # one forward at a time leaves all stages but one idle: with a draft model to fill them `pipeline` is somewhat
+        # faster than `lookup_tree`, without one both take about as long.
+        staged: dict[str, float] = {} if self.worker.depth == 1 else {STAGED: 1.0 if self.drafts is None else 0.9}
+        self.costs = Costs({ALONE: 1.0, **staged})
         self.outcomes = parts.kept.outcomes or Outcomes()
         self._run = run
 
@@ -273,20 +276,16 @@ class Resources:
         if self.drafts is not None:
             await self.drafts.start()
         if self.parts.computing.timed:
-            self._times = await self._forward_times()
-
-    async def _forward_times(self) -> Sequence[Timed]:
-        engine = self.model_engine
-        if isinstance(engine, RemoteModel):  # timed when it was opened
-            return () if engine.abilities.decode_s is None else ((1, engine.abilities.decode_s),)
-        return await forward_times(self.worker, self.vocab_size)
+            if self._far is None:
+                self._times = await forward_times(self.worker, self.vocab_size)
+            elif (seconds := self._far.abilities.decode_s) is not None:  # timed when it was opened
+                self._times = ((1, seconds),)
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._mask_threads.stop)
         await self.worker.stop()
         await self._compiling.stop()
-        self.work.close()
-        self.registry.close()
+        self.units.close()
         if self.drafts is not None:
             await self.drafts.stop()
         if self.prefiller is not None:
@@ -302,14 +301,6 @@ class Resources:
     @property
     def max_positions(self) -> int:
         return self.info.max_positions
-
-    def _ways_alone(self) -> Mapping[str, float]:
-        """Strategies by which this side may be the fastest alone, with ratios of their times. Of a model cut into
-        stages, one forward at a time leaves all stages but one idle: with a draft model to fill them `pipeline` is
-        somewhat faster than `lookup_tree`, without one both take about as long."""
-        if self.worker.depth == 1:
-            return {ALONE: 1.0}
-        return {ALONE: 1.0, STAGED: 1.0 if self.drafts is None else 0.9}
 
     def facts(self, documents: int = 0, answers: int = 1) -> SideFacts:
         """What this side has to write with, where so many answers are under way."""
@@ -386,7 +377,7 @@ class Resources:
 
     def claim(self, prompts: Sequence[int], tokens: int) -> MemoryClaim | None:
         """Of the model's KV, see `claim`. prompts: rows of each branch's."""
-        return claim(self.worker.capacity, self.block_size, prompts, tokens)
+        return claim(self.worker.capacity, self.worker.block_size, prompts, tokens)
 
     def claim_or_refuse(self, branches: Sequence[Branch], tokens: int) -> MemoryClaim:
         """Claim of an answer of these branches. Raises RequestError (400) where its prompts alone do not fit."""
@@ -404,12 +395,12 @@ class Resources:
     def draft_claim(self, strategy: Strategy, branches: Sequence[Branch], max_tokens: int) -> int | None:
         """Rows of the draft model's KV that an answer of these prompts claims, 0 where that has no bound; None: it
         drafts without that model."""
-        if self.drafts is None or self._draft_info is None or not strategy.uses_draft_model:
+        if self.drafts is None or not strategy.uses_draft_model:
             return None
         prompts = [len(branch.prompt) for branch in branches]
-        info, block_size = self._draft_info
-        room = info.max_positions - max(prompts)
-        share = claim(self.drafts.capacity, block_size, prompts, min(max_tokens, room)) if room > 0 else None
+        if (room := self._draft_positions - max(prompts)) <= 0:
+            return None
+        share = claim(self.drafts.capacity, self.drafts.block_size, prompts, min(max_tokens, room))
         return None if share is None or not share.drafts else share.rows
 
     def rules(
@@ -429,7 +420,7 @@ class Resources:
         def read() -> TextMemory:
             return remembered(self.tokenizer.encode(text[:MAX_REMEMBERED])[:MEMORY_TOKENS])
 
-        return await self.work.run("search", read, owner) if text else None
+        return await self.units.do("search", read, owner) if text else None
 
     def means(
         self,
@@ -448,7 +439,7 @@ class Resources:
             self.energy.queue(options) if self.side == "device" else None,
             self.worker.depth,
             predicted,
-            self._draft_info[0].max_positions if drafts and self._draft_info is not None else 0,
+            self._draft_positions if drafts else 0,
         )
 
 

@@ -91,6 +91,7 @@ SEARCHES: Final = 4  # at once, of the other side: a mute one takes seconds
 TEXTS: Final = 4  # at once, that the cloud writes
 MAX_LEFT: Final = 8  # threads of a node whose work took too long and has not ended
 PAGES: Final = 4  # of the web, at once, and searches for them
+THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +119,12 @@ class NodeUnits:
 
 
 class UnitRegistry:
-    """All units of one node. `close` ends the threads.
+    """All units of one node, for launches of workflows (`run`) and for the work of requests without one (`do`, and
+    uploaded files). Belongs to the event loop. `close` ends the threads.
 
-    The link, the cloud, strangers and the web are units that are waited for, and take none of this host's time.
+    The link, the cloud, strangers and the web are units that are waited for, and take none of this host's time. The
+    work of requests never waits for a launch: a host unit has further threads for it, on the same cores. It is done on
+    the unit with least under way of those that do such work, and where there is more than threads, in turns of owners.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ class UnitRegistry:
         found = found or NodeUnits()
         self.zone = zone
         self.hosts = found.hosts
-        self.under_way = Counter[str]()  # launches of each host unit
+        self._busy: list[str] = []  # host units, once for each work under way; changed in any thread
         self._left = set[Future[Any]]()  # that nobody waits for any more
         allowed = cores()
         if wrong := {core for host in self.hosts for core in host.cores} - allowed:
@@ -159,53 +163,34 @@ class UnitRegistry:
             units += [ProcessingUnit(f"{name} {n}", kind, frozenset(models), where, kind) for n in range(count)]
         self.units = tuple(units)
         self._threads = {host.name: _thread(host) for host in self.hosts}
+        self._plain = {
+            host.name: ThreadPoolExecutor(THREADS, f"requests {host.name}", initializer=settle, initargs=(host.cores,))
+            for host in self.hosts
+        }
+        self._turns = Turnstile(THREADS, most=THREADS)
 
     async def run(self, unit: str, work: Callable[[], T]) -> T:
         """Call `work` on a host unit's thread. Cancelled, as when it takes too long, it runs to its end there and its
         result is dropped; what comes next has another thread, unless `MAX_LEFT` such ends are waited for already."""
-        self.under_way[unit] += 1
         working = self._threads[unit].submit(work)
-        try:
-            return await asyncio.wrap_future(working)
-        except asyncio.CancelledError:
-            if not working.done() and len(self._left) < MAX_LEFT:
-                self._left.add(working)
-                working.add_done_callback(self._left.discard)
-                self._threads[unit].shutdown(wait=False)
-                self._threads[unit] = _thread(next(host for host in self.hosts if host.name == unit))
-            raise
-        finally:
-            self.under_way[unit] -= 1
+        with self._counted(unit):
+            try:
+                return await asyncio.wrap_future(working)
+            except asyncio.CancelledError:
+                if not working.done() and len(self._left) < MAX_LEFT:
+                    self._left.add(working)
+                    working.add_done_callback(self._left.discard)
+                    self._threads[unit].shutdown(wait=False)
+                    self._threads[unit] = _thread(next(host for host in self.hosts if host.name == unit))
+                raise
 
-    def close(self) -> None:
-        """Drop what waits for the threads; what they are at ends by itself."""
-        for thread in self._threads.values():
-            thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _thread(host: HostUnit) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, f"unit {host.name}", initializer=settle, initargs=(host.cores, 1))
-
-
-THREADS: Final = min(32, (os.cpu_count() or 1) + 4)  # of a host unit, as asyncio's own; on two cores 8 cost 5 % more
-
-
-class PlainWork:
-    """Work of requests without a workflow, on the units of a node: searches, embeddings, uploaded files.
-
-    It never waits for a launch of a workflow: a host unit has further threads for it, on the same cores. It is done on
-    the unit with least under way of those that do such work, and where there is more than threads, in turns of owners.
-    Belongs to the event loop. `close` ends the threads.
-    """
-
-    def __init__(self, registry: UnitRegistry) -> None:
-        self._registry = registry
-        self._threads = {
-            host.name: ThreadPoolExecutor(THREADS, f"requests {host.name}", initializer=settle, initargs=(host.cores,))
-            for host in registry.hosts
-        }
-        self._turns = Turnstile(THREADS, most=THREADS)
-        self._busy: list[str] = []  # units, once for each work under way; appended to and removed from in any thread
+    async def do(self, task: Task, work: Callable[[], T], owner: str) -> T:
+        """Call `work` of a request. Cancelled, it runs to its end and its result is dropped."""
+        async with self._turns.turn(owner):
+            busy = Counter(self._busy)
+            unit = min((host.name for host in self.hosts if task in host.does), key=lambda name: busy[name])
+            with self._counted(unit):
+                return await asyncio.get_running_loop().run_in_executor(self._plain[unit], work)
 
     def indexing(self) -> AbstractContextManager[None]:
         """Around the embedding of files, in any thread but the loop's, which stays on the unit's cores."""
@@ -219,23 +204,10 @@ class PlainWork:
     @contextmanager
     def _reading_in(self, place: int) -> Iterator[None]:
         """place: of the unit among those that embed."""
-        host = [host for host in self._registry.hosts if "embed" in host.does][place]
+        host = [host for host in self.hosts if "embed" in host.does][place]
         settle(host.cores)
         with self._counted(host.name):
             yield
-
-    def close(self) -> None:
-        """Drop what waits for the threads; what they are at ends by itself."""
-        for pool in self._threads.values():
-            pool.shutdown(wait=False, cancel_futures=True)
-
-    async def run(self, task: Task, work: Callable[[], T], owner: str) -> T:
-        """Call `work`. Cancelled, it runs to its end and its result is dropped."""
-        async with self._turns.turn(owner):
-            busy = Counter(self._busy) + self._registry.under_way
-            unit = min((host.name for host in self._registry.hosts if task in host.does), key=lambda name: busy[name])
-            with self._counted(unit):
-                return await asyncio.get_running_loop().run_in_executor(self._threads[unit], work)
 
     @contextmanager
     def _counted(self, unit: str) -> Iterator[None]:
@@ -244,3 +216,12 @@ class PlainWork:
             yield
         finally:
             self._busy.remove(unit)
+
+    def close(self) -> None:
+        """Drop what waits for the threads; what they are at ends by itself."""
+        for threads in (*self._threads.values(), *self._plain.values()):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _thread(host: HostUnit) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, f"unit {host.name}", initializer=settle, initargs=(host.cores, 1))

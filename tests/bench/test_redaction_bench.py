@@ -81,4 +81,4 @@ async def test_every_answer_validates_in_every_strategy(strategy: Strategy) -> N
     async with linked_nodes() as nodes:
         outcome = await judged(nodes, strategy, runs, 8)
         assert (outcome.runs, outcome.valid) == (runs, runs)
-        assert all(node.num_answers == 0 for node in nodes.values())
+        assert all(node.load().answers == 0 for node in nodes.values())

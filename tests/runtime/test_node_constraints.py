@@ -31,7 +31,7 @@ async def test_an_unsupported_constraint_is_refused_before_anything_starts() -> 
             with pytest.raises(RequestError, match=sentence) as refused:
                 await bench.device.prepare(changed(REQUEST, constraint=Constraint("json_schema", text)))
             assert (refused.value.status, refused.value.param) == (400, "response_format")
-        assert bench.device.num_answers == 0
+        assert bench.device.load().answers == 0
         await collect(await bench.device.prepare(YES))
 
 

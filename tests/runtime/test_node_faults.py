@@ -174,7 +174,7 @@ async def test_a_peer_without_a_word_counts_as_lost(on_loss: str, monkeypatch: p
     async with nodes() as (bench, _):
         silence_cloud(bench)
         (name,) = bench.device._peers.links
-        bench.device._peers.record(name).first_s = 0.05
+        bench.device._peers.records[name].first_s = 0.05
         request = changed(REQUEST, max_tokens=4, sampling=ENDLESS)
         session = await bench.device.prepare(changed(request, on_loss=on_loss))
         if said := {"fail": "not to go on alone", "pause": "has not come back within"}.get(on_loss):

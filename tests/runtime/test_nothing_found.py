@@ -232,13 +232,13 @@ async def test_what_is_its_own_if_the_peer_finds_nothing_is_written_while_that_s
     front: Side, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And told to nobody before, whether it is needed or not."""
-    searched, build = asyncio.Event(), peers._prompts
+    searched, build = asyncio.Event(), peers.Peers._prompts
 
     async def searching(*arguments: Any, **more: Any) -> PromptSet:
         await searched.wait()
         return await build(*arguments, **more)
 
-    monkeypatch.setattr(peers, "_prompts", searching)
+    monkeypatch.setattr(peers.Peers, "_prompts", searching)
     asked = FOUND[other(front)] if found else "hello"
     request = changed(HELLO, messages=({"role": "user", "content": asked},))
     async with pair(tmp_path, LARGER_CLOUD if front == "cloud" else LARGER_DEVICE, monkeypatch) as (bench, _):

@@ -158,8 +158,8 @@ async def test_what_this_sides_documents_do_not_answer_is_said_without_the_peer(
         await asyncio.Event().wait()
 
     async with judged(tmp_path, "seven o'clock", LARGER_CLOUD, monkeypatch) as (bench, tasks):
-        build = peers._prompts
-        monkeypatch.setattr(peers, "_prompts", searching)
+        build = peers.Peers._prompts
+        monkeypatch.setattr(peers.Peers, "_prompts", searching)
         peer = of(bench, other(front))
         if how == "refused":
             monkeypatch.setattr(peer._peers, "_retrieve", refuse)
@@ -172,7 +172,7 @@ async def test_what_this_sides_documents_do_not_answer_is_said_without_the_peer(
         if how.startswith("lost"):
             await bench.unlink()
         if how == "lost and back":
-            monkeypatch.setattr(peers, "_prompts", build)
+            monkeypatch.setattr(peers.Peers, "_prompts", build)
             await bench.link(tasks)
         if how == "slow":
             monkeypatch.setattr(PeerWatch, "wake", lambda *_, **__: True)

@@ -15,7 +15,7 @@ from paceline.rag.records import Vectors
 from paceline.runtime import admission
 from paceline.runtime import peers as peers_module
 from paceline.runtime.node import PART_TEXTS, TextEmbedder
-from paceline.runtime.units import PlainWork, UnitRegistry
+from paceline.runtime.units import UnitRegistry
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, collect, nodes
 
@@ -122,8 +122,8 @@ async def test_texts_of_one_key_s_many_requests_are_embedded_in_turns_with_anoth
             parts.append(texts[0])
             return super().embed(texts)
 
-    with closing(UnitRegistry("cloud")) as registry, closing(PlainWork(registry)) as work:
-        embedder = TextEmbedder(Noting(), work)
+    with closing(UnitRegistry("cloud")) as units:
+        embedder = TextEmbedder(Noting(), units)
         many = [asyncio.create_task(embedder.embed(["many"] * 2 * PART_TEXTS, "many")) for _ in range(8)]
         await many[0]
         before = len(parts)

@@ -9,18 +9,16 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError
 from paceline.runtime.link.transport import CLOSE_TIMEOUT_S, Transport, TransportClosed
-from paceline.runtime.service import LinkStatus, Load
 from paceline.wire import effects
 from paceline.wire.close_codes import CloseCode, clip
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, Handshake
 from paceline.wire.link import LinkMachine, PeerMachine
-from paceline.wire.messages import REFUSED, VERSION, CloseSession, Frame, Introduction, OpenSession, SessionFrame
+from paceline.wire.messages import REFUSED, CloseSession, Frame, Introduction, OpenSession, SessionFrame
 
 log = logging.getLogger("paceline.link")
 
@@ -104,7 +102,12 @@ class PeerLink(ABC):
                 if self._queued_bytes:
                     await asyncio.wait({writer}, timeout=CLOSE_TIMEOUT_S)
                 writer.cancel()
-            await _say_goodbye(self._transport, self._disconnected)
+            if (end := self._disconnected) is not None and not end.by_peer:  # else the peer has ended it itself
+                try:
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await self._transport.close(end.code, clip(end.detail))
+                except TimeoutError:
+                    log.info("the peer did not take the goodbye; the connection was cut")
         finally:
             self._apply(self._driven.close(CloseCode.CLOSING))  # without effect unless this task was cancelled
             self._transport.abort()
@@ -396,30 +399,6 @@ class Link(PeerLink):
             self.on_down()
 
 
-async def _say_goodbye(transport: Transport, end: effects.Disconnected | None) -> None:
-    """Send the close frame, unless the peer has ended the connection itself."""
-    if end is None or end.by_peer:
-        return
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await transport.close(end.code, clip(end.detail))
-    except TimeoutError:
-        log.info("the peer did not take the goodbye; the connection was cut")
-
-
-# Bytes on links, for the metrics of a side.
-
-
-def link_states(links: Mapping[str, Link]) -> tuple[LinkStatus, ...]:
-    """What is shown of links that are up, by the name of the peer."""
-    return tuple(
-        LinkStatus(
-            name, link.rtt, link.bandwidth, dict(link.sent_bytes), link.total_received, link.asked, link.asks, VERSION
-        )
-        for name, link in sorted(links.items())
-    )
-
-
 class SentToday:
     """Bytes that have left this side since midnight, or since the start, by hour and kind."""
 
@@ -439,28 +418,3 @@ class SentToday:
         day = time.strftime("%Y-%m-%d")
         if day != self._day:
             self._day, self._hours = day, {}
-
-
-class LinkTotals:
-    """Bytes on all links of a node since its start."""
-
-    def __init__(self) -> None:
-        self._sent = 0  # on links that are down
-        self._received = 0
-        self.today = SentToday()
-
-    def ended(self, link: Link) -> None:
-        """Count a link that is down, once."""
-        self._sent += link.total_sent
-        self._received += link.total_received
-
-    def load(self, load: Load, links: Collection[Link]) -> Load:
-        """What a side does, with its links. links: those that are up."""
-        return replace(
-            load,
-            links=len(links),
-            rtt_s=max((link.rtt for link in links if link.rtt is not None), default=None),
-            sent_bytes=self._sent + sum(link.total_sent for link in links),
-            received_bytes=self._received + sum(link.total_received for link in links),
-            sent_today=self.today.by_hour(),
-        )

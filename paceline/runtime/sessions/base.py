@@ -45,6 +45,7 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
+from paceline.wire import messages
 from paceline.wire.messages import REFUSED, Approximate, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
 
@@ -175,10 +176,23 @@ log = logging.getLogger("paceline.session")
 
 
 class EngineSequences:
-    """EngineSequences on the engine of a worker, as of `driver.EnginePorts`."""
+    """Sequences on the engine of a worker, as of `driver.EnginePorts`, and a timer, for one machine."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def wake_at(self, time: float) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_at(time, self._woken)
+
+    def _woken(self) -> None:
+        """The timer has fired, of a machine that sets one."""
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
     def allocate(self) -> SeqId:
         return self._worker.allocate()
@@ -198,33 +212,26 @@ class DraftModelPorts(EngineSequences):
 
     def __init__(self, worker: Worker, session: Session) -> None:
         super().__init__(worker)
-        self.group: Group | None = None  # of its sequences, set once their claim of memory is known
+        self.group: Group | None = None  # of its sequences, set by the session, which knows their claim of memory
         self._session = session
-        self._loop = asyncio.get_running_loop()
-
-    def claim(self, rows: int) -> None:
-        """Claim memory for the answer: so many rows of KV, of all prompts together."""
-        self.group = self._worker.group(rows)
 
     def forward(self, forward: Forward) -> None:
-        session, worker = self._session, self._worker
-
         def answer(result: Rows | EngineError) -> None:
             scored = submitted[0].scored
             submitted.clear()
-            if session.finished:
+            if self._session.finished:
                 return
             if isinstance(result, EngineError):
                 log.warning("an answer goes on without the draft model: %s", result)
-                session.deliver(DraftModelLost())
+                self._session.deliver(DraftModelLost())
                 return
-            event = answered(forward, result, self._loop.time(), worker.answered, scored=scored)
-            session.deliver(FromDraftModel(event))
+            event = answered(forward, result, self._loop.time(), self._worker.answered, scored=scored)
+            self._session.deliver(FromDraftModel(event))
 
         submitted = requests(forward, answer)
         for each in submitted:
-            each.group, each.salt = self.group, session.salt
-            worker.submit(each)
+            each.group, each.salt = self.group, self._session.salt
+            self._worker.submit(each)
 
 
 class Session(EngineSequences, ABC):
@@ -244,8 +251,6 @@ class Session(EngineSequences, ABC):
         salt: KV of its prompts is shared with answers of the same salt alone, which are those of one owner until a
         document is removed. None: with none. masked: the machine waits for masks."""
         super().__init__(worker)
-        self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         self._drafts = None if drafts is None else DraftModelPorts(drafts, self)
         self._first = self._driver = Driver(machine, self, client, drafts=self._drafts)
         self._prefixes: Sequence[StoredPrefix] = ()  # stored prefixes of its prompts
@@ -325,12 +330,7 @@ class Session(EngineSequences, ABC):
         if self._number is not None:  # else the link has been lost; the machine receives LinkLost next
             self._post(msgspec.structs.replace(message, session=self._number))
 
-    def wake_at(self, time: float) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(time, self._timer_fired)
-
-    def _timer_fired(self) -> None:
+    def _woken(self) -> None:
         now, link = self._loop.time(), self.link
         measured = TimerFired(now) if link is None else TimerFired(now, link.rtt, link.bandwidth, self._listen(link))
         self.deliver(measured)
@@ -359,8 +359,7 @@ class Session(EngineSequences, ABC):
 
     def _end(self, reason: str) -> None:
         """Close the session with the peer and cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel_timer()
         if self.link is not None and self._number is not None:
             self._post(CloseSession(self._number, reason))
             self.link.detach(self._number)
@@ -382,19 +381,16 @@ class PeerSession(Session):
         machine: Machine,
         worker: Worker,
         link: Link,
-        number: int,
-        retrieve: Callable[[PeerSession], None],
+        opening: messages.OpenSession,
+        retrieve: Callable[[PeerSession], object],
         closed: Callable[[PeerSession], None],
-        owner: str = "",
-        trace: str = "",
-        *,
-        masked: bool = False,
+        owner: str,
     ) -> None:
-        """owner: whose turns in the engine's steps it takes. trace, masked: see `Session`."""
-        super().__init__(machine, worker, None, masked=masked)
-        self.trace = trace
+        """owner: whose turns in the engine's steps it takes."""
+        super().__init__(machine, worker, None, masked=opening.constraint is not None)
+        self.trace = opening.trace
         self._began = self._loop.time()
-        self.link, self._number = link, number
+        self.link, self._number = link, opening.session
         self._retrieve = retrieve
         self._closed = closed
         self._turns_of = owner
@@ -402,12 +398,7 @@ class PeerSession(Session):
         self._said_approximate = False
         # Called with each message and whether this side sends it.
         self.observe: Callable[[SessionMessage, bool], object] = lambda message, sent: None  # noqa: ARG005  # a hook
-        link.attach(number, self._received)
-
-    @property
-    def seconds(self) -> float:
-        """Since it was opened."""
-        return self._loop.time() - self._began
+        link.attach(opening.session, self._received)
 
     def begin(self) -> None:
         self.deliver(Started(self._loop.time()))
@@ -418,8 +409,8 @@ class PeerSession(Session):
         room: int,
         found: RetrievedPassages,
         *,
-        claim: int = 0,
-        salt: str | None = None,
+        claim: int,
+        salt: str | None,
     ) -> None:
         """Give the machine its branches and send the passages. claim: KV rows of all branches together. salt: see
         `Session`."""
@@ -473,19 +464,18 @@ class PeerSession(Session):
         super().finish(finish)
         self._closed(self)
 
-
-def tell_of_part(session: PeerSession, peer: str, strategy: str, tracer: Tracer | None) -> None:
-    """Log a part in an answer of a peer's client, and trace it under the id of that client's request."""
-    seconds = session.seconds
-    fields: Fields = {"strategy": strategy, "seconds": round(seconds, 4), "outcome": session.outcome}
-    log.info(
-        "took part in an answer of %s for %.2f s, by %s: %s (%s)",
-        peer,
-        seconds,
-        strategy,
-        session.outcome,
-        session.trace,
-        extra={"id": session.trace, "fields": {"peer": peer, **fields}},
-    )
-    if tracer is not None:
-        tracer.record("part", session.trace, seconds, fields)
+    def tell(self, peer: str, strategy: str, tracer: Tracer | None) -> None:
+        """Log this part in an answer of a peer's client, and trace it under the id of that client's request."""
+        seconds = self._loop.time() - self._began
+        fields: Fields = {"strategy": strategy, "seconds": round(seconds, 4), "outcome": self.outcome}
+        log.info(
+            "took part in an answer of %s for %.2f s, by %s: %s (%s)",
+            peer,
+            seconds,
+            strategy,
+            self.outcome,
+            self.trace,
+            extra={"id": self.trace, "fields": {"peer": peer, **fields}},
+        )
+        if tracer is not None:
+            tracer.record("part", self.trace, seconds, fields)

@@ -63,8 +63,6 @@ class Ahead(EngineSequences):
         self._emitted: list[Emit] = []
         self._finished: Finish | None = None
         self._told = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
         self.driver = Driver(machine, cast("Ports", self), cast("ClientPorts", self))
 
     def deliver(self, event: Event) -> None:
@@ -83,20 +81,15 @@ class Ahead(EngineSequences):
         self._cancel_timer()
 
     # ---- ports ------------------------------------------------------------------------------------------------------
+    def _woken(self) -> None:
+        self.deliver(TimerFired(self._loop.time()))
+
     def forward(self, forward: Forward) -> None:
         self._session.compute(forward, self.driver, self.deliver, self._group)
 
     def retrieve(self) -> None:
         prepared = self._session.prepared
         self.deliver(Retrieved(prepared.prompts.branches, prepared.max_new_tokens))
-
-    def wake_at(self, time: float) -> None:
-        self._cancel_timer()
-        self._timer = self._loop.call_at(time, lambda: self.deliver(TimerFired(self._loop.time())))
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
 
     def emit(self, token: Emit) -> None:
         if self._told:
@@ -133,8 +126,8 @@ class ClientSession(Session):
         alone: how this side writes where the peer has found nothing, and where that has found what does not answer;
         None: as it does with the peer."""
         super().__init__(machine, worker, prepared.salt, drafts, client=self, masked=prepared.mask is not None)
-        if self._drafts is not None:
-            self._drafts.claim(prepared.draft_claim or 0)
+        if drafts is not None and self._drafts is not None:
+            self._drafts.group = drafts.group(prepared.draft_claim or 0)
         self._prefixes = prepared.prompts.prefixes  # here alone: let go of at the end
         self.prepared = replace(prepared, prompts=replace(prepared.prompts, prefixes=()))
         self.trace = prepared.request.account.trace
@@ -359,7 +352,8 @@ class ClientSession(Session):
         self.written.refusal = self.written.refusal or refusal
         if on_loss == "pause":
             if self._pause is None:
-                self._pause = self._loop.call_later(PAUSE_S, self._pause_expired)
+                late = peer_lost(peer, f"was lost and has not come back within {PAUSE_S:g} s")
+                self._pause = self._loop.call_later(PAUSE_S, self.fail, late)
         else:
             self._degraded = self._degraded or f"{peer}_{'refused' if refusal else 'lost'}"
             if self._say_unanswered():
@@ -377,9 +371,6 @@ class ClientSession(Session):
             self.link = link
             self._note("back", side=other(self.prepared.side))
             self.deliver(LinkBack())
-
-    def _pause_expired(self) -> None:
-        self.fail(peer_lost(other(self.prepared.side), f"was lost and has not come back within {PAUSE_S:g} s"))
 
     def _cancel_pause(self) -> None:
         if self._pause is not None:

@@ -90,13 +90,6 @@ class Timeline:
         for (_, side, kind, of), (at, number, took) in found.items():
             self._add(at, side, kind, of, number, took)
 
-    def chose(self, strategy: str, compared: Mapping[str, float]) -> None:
-        """A strategy was chosen. compared: s a token that each way to the same text was taken to need; 0: of one that
-        was to be measured."""
-        self.note("strategy", of=strategy)
-        for name, seconds in compared.items():
-            self.note("cost_ms", 1e3 * seconds, name)
-
     def sent(self, message: SessionFrame, num_bytes: int) -> None:
         """A message to the peer."""
         self.note("sent", num_bytes, message.kind)

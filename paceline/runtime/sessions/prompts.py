@@ -276,20 +276,6 @@ async def with_reused(prompts: PromptSet, kv: DocumentPrefiller | None) -> Promp
     return replace(prompts, prefixes=first if found is None else (found,), pieces=None, reuses=found is not None)
 
 
-EQUAL_WEIGHTS = "the documents of both sides weigh the same, since their"
-
-
-def scale_of(store: DocumentStore | None, temperature: float) -> RelevanceScale | None:
-    return None if store is None else RelevanceScale(store.embedder.fingerprint, temperature)
-
-
-def difference(own: RelevanceScale | None, peer: RelevanceScale | None) -> str:
-    """A clause that says what differs between two sides; empty where nothing does, or a side keeps no documents."""
-    if own is None or peer is None or own.embedder == peer.embedder:
-        return ""
-    return f"{EQUAL_WEIGHTS} embedders differ"
-
-
 class PeerScales:
     """Whether the relevance of two sides' documents can be compared: the same embedder at both, and the cloud's
     temperature. Where it cannot, the documents of each side together weigh the same (`PromptSet.with_equal_sides`),
@@ -315,5 +301,9 @@ class PeerScales:
             log.warning("in answers with %s %s", peer, different)
 
     def difference(self, peer: str | None) -> str:
-        """As `difference`, between this side and what the peer told last."""
-        return "" if peer is None else difference(self._own, self._told.get(peer))
+        """A clause that says what differs between this side and what the peer told last; empty where nothing does, or
+        one of them keeps no documents."""
+        own, told = self._own, None if peer is None else self._told.get(peer)
+        if own is None or told is None or own.embedder == told.embedder:
+            return ""
+        return "the documents of both sides weigh the same, since their embedders differ"

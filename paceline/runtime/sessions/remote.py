@@ -37,7 +37,7 @@ from paceline.runtime.service import (
     TextDelta,
 )
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.units import PlainWork
+from paceline.runtime.units import UnitRegistry
 from paceline.strategies.base import FinishReason, Privacy, Wish
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
@@ -169,7 +169,7 @@ class SearchServer:
         peer: str,
         opening: OpenSession,
         store: DocumentStore | Readable | None,
-        work: PlainWork,
+        units: UnitRegistry,
         *,
         max_passages: int,
     ) -> None:
@@ -181,7 +181,7 @@ class SearchServer:
         elif store is not None:
             query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
             try:
-                passages = await work.run("search", partial(store.search, query, count), f"peer:{peer}")
+                passages = await units.do("search", partial(store.search, query, count), f"peer:{peer}")
                 found = RetrievedPassages(session, to_wire(passages))
             except Exception:  # the device must receive a reply in any case
                 log.exception("a device's search failed")

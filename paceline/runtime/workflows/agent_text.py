@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
 from paceline.errors import PacelineError
-from paceline.runtime.endpoint import OutsideEndpoint
+from paceline.runtime.endpoint import OutsideEndpoint, Told
 from paceline.runtime.link.connection import Link
 from paceline.runtime.outside import OutsideText
 from paceline.runtime.service import GenerateEvent, Generation, GenerationResult, TextDelta
@@ -25,9 +25,6 @@ from paceline.workflow.graph import Launch, Outcome, Stage
 from paceline.workflow.reading import folded
 
 log = logging.getLogger("paceline.workflow")
-
-# The text of one generation, taken part by part by the launches of the stage that writes it.
-
 
 TextSource = Generation | RemoteText | OutsideText
 
@@ -180,6 +177,7 @@ class Searching:
 
 
 Write = Callable[[Prompt, int, float], Awaitable[TextStream]]
+STAGE_S: Final = 60.0  # longest time of an agent's text, and of a launch of any other stage before the answer
 NOTHING: Final = WrittenPart("", 0, ended=True)
 CHARACTERS: Final = 4  # of a token, about
 
@@ -200,7 +198,6 @@ class AgentText:
     reader: Reader
     write: Write
     note: Note
-    limit_s: float
     cloud: CloudTexts | None = None
     tokens: int = 0  # written
     _prompt: int = 0  # tokens, about
@@ -252,7 +249,7 @@ class AgentText:
         return not self.reader.is_wanted and not self._is_away(launch)
 
     def _is_away(self, launch: Launch) -> bool:
-        return self.cloud is not None and self.cloud.has(launch.unit)
+        return self.cloud is not None and launch.unit in self.cloud.units.names
 
     async def _begin(self, launch: Launch) -> bool:
         """Begin the text where the launch is, and wait until its prompt is read. False: not, since the cloud has
@@ -260,7 +257,7 @@ class AgentText:
         await self.aclose()
         self._away = self._is_away(launch)
         try:
-            async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
+            async with asyncio.timeout_at((self._began or 0.0) + STAGE_S):
                 asked = self.reader.asked()
                 self._prompt = max(1, sum(len(str(each["content"])) for each in asked.messages) // CHARACTERS)
                 if self.cloud is not None and self._away:
@@ -278,7 +275,7 @@ class AgentText:
         """The next part; an empty last one where the text cannot be written, None where the cloud has not."""
         if self._stream is not None and self._fault is None:
             try:
-                async with asyncio.timeout_at((self._began or 0.0) + self.limit_s):
+                async with asyncio.timeout_at((self._began or 0.0) + STAGE_S):
                     return await self._stream.take(tokens)
             except (PacelineError, TimeoutError) as error:
                 if not self._failed(error):
@@ -287,7 +284,7 @@ class AgentText:
 
     def _failed(self, error: Exception) -> bool:
         """Whether that is the end of the text; else it begins anew on this side."""
-        fault = f"no end within {self.limit_s:g} s" if isinstance(error, TimeoutError) else str(error)
+        fault = f"no end within {STAGE_S:g} s" if isinstance(error, TimeoutError) else str(error)
         log.warning("%s of a workflow could not be written: %s", self.stages.write.name, fault)
         if self.cloud is not None and self._away:
             self.cloud.units.rest(fault)
@@ -303,7 +300,6 @@ class AgentText:
 # here from its beginning. Not handled: several clouds, and a cloud's workflows on its devices' models.
 
 
-Told = list[dict[str, str]]  # messages
 REST_S: Final = 10.0  # for which a cloud that did not write a text is asked for none
 KNOWN_S: Final = 60.0  # for which it is believed to be slower than this side: one that was busy is tried again
 TEXT: Final = 32  # tokens of a prompt and of a text, of which it is asked which side is faster
@@ -384,9 +380,6 @@ class CloudTexts:
     units: CloudUnits
     begin: Callable[[Told, int], TextSource]
     egress: Egress
-
-    def has(self, unit: str) -> bool:
-        return unit in self.units.names
 
     def write(self, messages: Prompt, max_tokens: int) -> TextStream:
         told = [{name: str(value) for name, value in message.items()} for message in messages]

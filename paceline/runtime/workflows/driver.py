@@ -51,11 +51,6 @@ class WorkflowDriver:
                 running.cancel()
         self._tell(graph.UnitsLost(self._now(), units))
 
-    @property
-    def under_way(self) -> int:
-        """Launches."""
-        return len(self._running)
-
     def seconds(self, launch: graph.Launch) -> float:
         """Seconds since a launch began that is under way."""
         return self._now() - self._running[launch.id][2]
@@ -69,7 +64,6 @@ class WorkflowDriver:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self.registry.close()
 
     def _tell(self, event: graph.WorkflowEvent) -> None:
         if self._closed:

@@ -8,7 +8,7 @@ sent; the answer reads the best of both, and what else the public text says is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -26,7 +26,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.units import UnitRegistry
-from paceline.runtime.workflows.agent_text import CHARACTERS, Note, Reader
+from paceline.runtime.workflows.agent_text import CHARACTERS, STAGE_S, Note, Reader
 from paceline.strategies.base import other
 from paceline.workflow import agents
 from paceline.workflow.agents import Evidence, RefineAgent, SourcePassage
@@ -35,7 +35,6 @@ from paceline.workflow.graph import Launch, Outcome, Stage
 from paceline.workflow.jobs import named_in
 
 T = TypeVar("T")
-STAGE_S: Final = 60.0  # longest time of an agent's text, and of a launch of any other stage before the answer
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
@@ -66,8 +65,6 @@ class Found:
         return SourcePassage(passage.text, side, self.private, passage.title, passage.file_id, passage.url)
 
 
-# Where a node's workflows search: its own documents, and the other side's.
-
 CANDIDATES: Final = 8  # passages of a search that are reranked: 60 ms each on a core
 
 
@@ -84,15 +81,6 @@ class NodePlaces:
     reranker: Reranker | None  # None: passages keep the order of the search
     link: Link | None = None
     egress: Egress = field(default_factory=Egress)
-
-    @property
-    def has_far(self) -> bool:
-        """Whether the other side's documents are searched."""
-        return self.link is not None
-
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent to the other side, by kind of message."""
-        return self.egress.stats()
 
     def embed(self, query: str) -> Vectors | None:
         """(1, dimensions). None: nothing here can be searched."""
@@ -156,9 +144,6 @@ class NodePlaces:
 
 def stored(documents: DocumentStore | Readable) -> DocumentStore:
     return documents.store if isinstance(documents, Readable) else documents
-
-
-# Which of what a workflow has found is read: the best of a search, and the answer's list.
 
 
 MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web
@@ -296,6 +281,16 @@ class Workflow(Protocol):
         that were, about. Raises PacelineError."""
 
 
+async def attempted(run: Workflow, launch: Launch, work: Awaitable[T], otherwise: T, told: str = "") -> T:
+    """What the work of a launch gives; where it fails or takes too long, `otherwise`, and that is noted. told: before
+    why."""
+    try:
+        return await within(STAGE_S, work)
+    except PacelineError as error:
+        run.note(launch, f"{told}{error}", failed=True)
+        return otherwise
+
+
 class Lookup:
     """The work of a search's stages. heard: see `Refining`."""
 
@@ -338,21 +333,16 @@ class Lookup:
         return found
 
     async def _embed(self, launch: Launch) -> Outcome:
-        try:
-            embedding = self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
-            self._vector = await within(STAGE_S, embedding)
-        except PacelineError as error:
-            self.run.note(launch, str(error), failed=True)
+        embedding = self.run.registry.run(launch.unit, lambda: self.run.places.embed(self.question))
+        self._vector = await attempted(self.run, launch, embedding, None)
         return Outcome()
 
     async def _search(self, launch: Launch) -> Outcome:
-        vector, found = self._vector, list[Found]()
+        vector = self._vector
+        found: Sequence[Found] = ()
         if vector is not None:
-            try:
-                searching = self.run.registry.run(launch.unit, lambda: self._near(vector))
-                found = list(await within(STAGE_S, searching))
-            except PacelineError as error:
-                self.run.note(launch, str(error), failed=True)
+            searching = self.run.registry.run(launch.unit, lambda: self._near(vector))
+            found = await attempted(self.run, launch, searching, ())
         return self._searched(launch, found, self._any or self._public)
 
     def _near(self, vector: Vectors) -> Sequence[Found]:
@@ -360,11 +350,8 @@ class Lookup:
         return self.run.places.search(self.question, vector)
 
     async def _search_far(self, launch: Launch) -> Outcome:
-        found: Sequence[Found] = ()
-        try:
-            found = await within(STAGE_S, self.run.places.search_far(self.question))
-        except PacelineError as error:
-            self.run.note(launch, f"the other side's documents are not read: {error}", failed=True)
+        searching = self.run.places.search_far(self.question)
+        found = await attempted(self.run, launch, searching, (), "the other side's documents are not read: ")
         return self._searched(launch, found, self._public or self._any)
 
     def _searched(self, launch: Launch, found: Sequence[Found], ranked: Shortlist | None) -> Outcome:
@@ -393,14 +380,11 @@ class Lookup:
     async def _rerank(self, ranked: Shortlist, launch: Launch) -> Outcome:
         part = ranked.found[launch.first : launch.first + launch.count]
         texts = [passages_text(found.passage) for found in part]
-        try:
-            scoring = self.run.registry.run(
-                launch.unit, lambda: self.run.places.rerank(self.question, texts) if texts else ()
-            )
-            scores = list(map(float, await within(STAGE_S, scoring)))
-        except PacelineError as error:
-            self.run.note(launch, f"by the search's own scores: {error}", failed=True)
-            scores = [found.passage.score for found in part]
+        scoring = self.run.registry.run(
+            launch.unit, lambda: self.run.places.rerank(self.question, texts) if texts else ()
+        )
+        own = [found.passage.score for found in part]
+        scores = await attempted(self.run, launch, scoring, own, "by the search's own scores: ")
         ranked.scores |= dict(enumerate(scores, launch.first))
         if not ranked.is_ranked:
             return Outcome()
@@ -442,9 +426,5 @@ class Lookup:
             readers = [each.reader for each in self._lists if each.reader is not None]
             self._evidence = [found for reader in readers for found in reader.evidence(self._best or ())]
             self.run.read_later(self._evidence)
-        tokens = 0
-        try:
-            tokens = await within(STAGE_S, self.run.read(launch, self._evidence))
-        except PacelineError as error:
-            self.run.note(launch, str(error), failed=True)
+        tokens = await attempted(self.run, launch, self.run.read(launch, self._evidence), 0)
         return Outcome(tokens, finished=True)

@@ -45,10 +45,10 @@ from paceline.runtime.workflows.agent_text import (
 )
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.long import LongTerms, PassageJobs, SummaryJobs, chosen_of
-from paceline.runtime.workflows.lookup import STAGE_S, Claims, Found, Lookup, NodePlaces, reading_list
+from paceline.runtime.workflows.lookup import Claims, Found, Lookup, NodePlaces, reading_list
 from paceline.runtime.workflows.web import NodeWeb, Research, WebAccess
 from paceline.settings_tables import TUNING
-from paceline.strategies.base import Side, Wish, other
+from paceline.strategies.base import Wish, other
 from paceline.workflow import agents, flows
 from paceline.workflow.agents import Prompt
 from paceline.workflow.flows import SearchStages, TextStages, WorkflowSizes, WorkflowStages
@@ -72,7 +72,6 @@ class WorkflowRun:
     def __init__(
         self,
         request: GenerateRequest,
-        side: Side,
         places: NodePlaces,
         driver: WorkflowDriver,
         admit: Admit,
@@ -84,7 +83,7 @@ class WorkflowRun:
         apart: bool = True,
         terms: LongTerms | None = None,
     ) -> None:
-        """side: this one. admit: prepares a generation of this side. closed: called once, when it has ended. web: that
+        """admit: prepares a generation of this side. closed: called once, when it has ended. web: that
         `research` searches; None: it is done without, and the answer says so. cloud: whose model may write agents'
         texts that read nothing private; None: this side's writes all. answer: prepares the answer; None: `admit`.
         apart: the answer reads each passage in a context of its own, and so can begin with those that are there.
@@ -98,7 +97,7 @@ class WorkflowRun:
         self._web = web if request.sources.workflow == "research" else None
         self._cloud = cloud
         without_web = request.sources.workflow == "research" and web is None
-        self._side = side
+        self._side = side = places.side
         self._driver = driver
         self._admit = admit
         self._admit_answer = answer or admit
@@ -112,7 +111,7 @@ class WorkflowRun:
         sizes = WorkflowSizes(
             question=max(1, len(self._question) // CHARACTERS),
             private=side == "device",
-            far=places.has_far,
+            far=places.link is not None,
             agents_here=side == "device" and alone,
             # Where one model writes all texts, one is shorter than two, and may say what follows from both sides.
             apart=not alone,
@@ -205,14 +204,12 @@ class WorkflowRun:
         return stages.stages
 
     def write(self, stages: TextStages, reader: Reader) -> None:
-        """An agent's text is the work of these stages."""
-        self._texts.append(AgentText(stages, reader, self._write, self.note, STAGE_S, self._cloud))
+        self._texts.append(AgentText(stages, reader, self._write, self.note, self._cloud))
 
     def jobs_again(self, launch: Launch, count: int) -> Stage:
         return self._stages.jobs_again(launch.stage, count)
 
     async def reply(self, launch: Launch, asked: str, found: Found, max_tokens: int) -> str:
-        """What this side's model writes of a passage, as far as that is not kept with it."""
         owner = self._request.account.owner
         key = self.terms.key(owner, f"{max_tokens} {asked}", passages_text(found.passage))
         if (known := await asyncio.to_thread(self.places.reading, found, key)) is not None:
@@ -258,14 +255,11 @@ class WorkflowRun:
         account = service.Account(owner=self._request.account.owner, criticality=criticality)
         return GenerateRequest(prompt, wish, output, sources, service.Joining(any_device=False), account)
 
-    # ---- what lookups tell ------------------------------------------------------------------------------------------
+    # ---- what lookups tell, see `Workflow` --------------------------------------------------------------------------
     def read_later(self, found: Sequence[Found]) -> None:
-        """Passages that the answer is to read."""
         self._read += found
 
     def note(self, launch: Launch, text: str, *, failed: bool = False, seconds: float | None = None) -> None:
-        """A stage has ended. text: never of a document, since clients keep it. seconds: since its first launch; None:
-        it had one."""
         stage, taken = launch.stage.name, self._driver.seconds(launch) if seconds is None else seconds
         step = service.WorkflowStep(stage, "failed" if failed else "done", launch.unit, taken, text)
         self._steps.append(step)
@@ -363,9 +357,7 @@ class WorkflowRun:
 
     def _sent(self) -> dict[str, float]:
         """Bytes that the searches and the agents' texts have sent, by kind."""
-        parts = [self.places.sent()]
-        parts += [] if self._web is None else [self._web.sent()]
-        parts += [] if self._cloud is None else [self._cloud.egress.stats()]
+        parts = [each.egress.stats() for each in (self.places, self._web, self._cloud) if each is not None]
         return {name: sum(part.get(name, 0.0) for part in parts) for name in sorted(set().union(*parts))}
 
     def _ended(self, fault: PacelineError | None) -> None:
@@ -381,9 +373,6 @@ def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int
     return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
 
 
-# Workflows of a node: one driver for all, begun with the first.
-
-
 @dataclass(frozen=True, slots=True)
 class Tools:
     """Of workflows."""
@@ -396,7 +385,7 @@ class Tools:
 
 
 class Workflows:
-    """Belongs to the event loop of its node. admit: prepares a generation of the node."""
+    """Those of a node, with one driver for all. Belongs to its event loop. admit: prepares a generation of the node."""
 
     def __init__(
         self,
@@ -413,9 +402,8 @@ class Workflows:
         self._reranker = tools.reranker or own_reranker(resources.store)
         self._web = tools.web
         self._long_passages = tools.long_passages
-        self._driver: WorkflowDriver | None = None
-        self._cloud: CloudUnits | None = None
-        self._strangers: CloudUnits | None = None
+        self._driver = WorkflowDriver(resources.units)
+        self._cloud, self._strangers = CloudUnits(self._driver), CloudUnits(self._driver, OUTSIDE)
 
     async def prepare(
         self,
@@ -436,9 +424,6 @@ class Workflows:
         if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
         request, answer = await begin(request)
-        if self._driver is None:
-            self._driver = WorkflowDriver(resources.registry)
-            self._cloud, self._strangers = CloudUnits(self._driver), CloudUnits(self._driver, OUTSIDE)
         _, link = self._peers.peer_for(request)
         searched = request.wish.documents > 0  # otherwise the client wants none
         places = NodePlaces(
@@ -454,14 +439,14 @@ class Workflows:
         apart = not away and resources.reading(str(request.wish.options.get("reading", ""))) == "apart"
         terms = None
         if request.sources.workflow == "long":
-            can_leave = places.has_far or cloud is not None
+            can_leave = places.link is not None or cloud is not None
             titles = () if can_leave else await asyncio.to_thread(places.titles)
             info, tokenizer = resources.info, resources.tokenizer
             parts = partial(separated, tokenizer=tokenizer, max_tokens=resources.parts.offer.max_tokens)
             points = tokenizer.one_document
             terms = LongTerms(self._long_passages, info.fingerprint, info.refusals, points, titles, parts)
         return WorkflowRun(
-            request, side, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart, terms=terms
+            request, places, self._driver, self._admit, closed, web, cloud, answer, apart=apart, terms=terms
         )
 
     def names(self) -> tuple[flows.WorkflowName, ...]:
@@ -480,13 +465,11 @@ class Workflows:
         resources, readable = self._resources, self._readable(request)
         if self._web is None or readable is None or request.wish.privacy == "local-only":
             return None
-        return NodeWeb(resources.side, self._web, readable, request.sources.min_score, link, resources.work.parsing)
+        return NodeWeb(resources.side, self._web, readable, request.sources.min_score, link, resources.units.parsing)
 
     async def _cloud_for(self, request: GenerateRequest, link: Link | None) -> CloudTexts | None:
         """The cloud's model, or a stranger's, for a request's agents; None where it may write none of their texts, or
         there is none."""
-        if self._cloud is None or self._strangers is None:
-            return None
         if request.wish.strategy == OUTSIDE and self._outside is not None:
             if not self._strangers.offer(self._outside.endpoint):
                 return None
@@ -497,8 +480,7 @@ class Workflows:
         return self._cloud.texts(link, request.wish.privacy, key, told)
 
     async def close(self) -> None:
-        if self._driver is not None:
-            await self._driver.close()
+        await self._driver.close()
         if self._web is not None:
             await self._web.close()
 

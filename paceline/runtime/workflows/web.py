@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
@@ -34,7 +34,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.workflows.agent_text import Searching
-from paceline.runtime.workflows.lookup import CANDIDATES, STAGE_S, Found, Lookup, Workflow, within
+from paceline.runtime.workflows.lookup import CANDIDATES, Found, Lookup, Workflow, attempted, within
 from paceline.settings_tables import TUNING
 from paceline.workflow import agents
 from paceline.workflow.agents import Evidence
@@ -42,9 +42,6 @@ from paceline.workflow.flows import SearchStages, TextStages, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 
 log = logging.getLogger("paceline.workflow")
-
-# What a node searches the web with, and how it reads pages, by the settings of its operator.
-
 
 PARSE_S: Final = 30.0  # for reading a page's bytes, beside the seconds of fetching them
 MAX_CHUNKS: Final = 64  # of a page: each is embedded
@@ -80,24 +77,16 @@ class WebAccess:
         Raises PacelineError."""
         count = store.embedder.count
         reading = read_page(url, self._fetcher, self._parsers, count, most=MAX_CHUNKS, around=around)
-        async with self._resting():
-            return await within(self.limits.page_s + PARSE_S, reading)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._parsers.close)
-
-    @asynccontextmanager
-    async def _resting(self) -> AsyncIterator[None]:
         self._reading += 1
         try:
-            yield
+            return await within(self.limits.page_s + PARSE_S, reading)
         finally:
             self._reading -= 1
             if not self._reading:
                 await asyncio.to_thread(self._parsers.rest)
 
-
-# The web for one request: its searches and pages, what was sent for them, and which passages are about a query.
+    async def close(self) -> None:
+        await asyncio.to_thread(self._parsers.close)
 
 
 @dataclass(slots=True)
@@ -111,7 +100,7 @@ class NodeWeb:
     min_score: float  # passages of a page that are less similar to its query are not read
     link: Link | None = None
     parsing: Around = nullcontext  # of pages
-    _egress: Egress = field(default_factory=Egress)
+    egress: Egress = field(default_factory=Egress)  # what was sent for it
 
     @property
     def side(self) -> Side:
@@ -122,17 +111,13 @@ class NodeWeb:
     def limits(self) -> WebLimits:
         return self.access.limits
 
-    def sent(self) -> Mapping[str, float]:
-        """Bytes sent for it, by kind."""
-        return self._egress.stats()
-
     async def search(self, query: str) -> Sequence[WebResult]:
         """Raises PacelineError."""
         return await within(self.limits.search_s, self._search(checked_query(query)))
 
     async def read(self, url: str) -> WebPage:
         """Raises PacelineError."""
-        self._egress.beside("page_url", sent=len(url.encode()))
+        self.egress.beside("page_url", sent=len(url.encode()))
         return await self.access.read(url, self.store, self.parsing)
 
     def scores(self, query: str, texts: Sequence[str]) -> Sequence[float]:
@@ -143,7 +128,7 @@ class NodeWeb:
     async def _search(self, query: str) -> Sequence[WebResult]:
         provider, results = self.access.provider, self.limits.results
         if provider is not None:
-            self._egress.beside("web_query", sent=len(query.encode()))
+            self.egress.beside("web_query", sent=len(query.encode()))
             try:
                 return await provider.search(query, results)
             except WebError as error:  # it names the operator's server, which is nobody else's business
@@ -155,7 +140,7 @@ class NodeWeb:
             raise PacelineError("the cloud, whose documents stand for the web, is not linked")
         else:
             try:
-                found = await search_cloud(self.link, query, results, self._egress)
+                found = await search_cloud(self.link, query, results, self.egress)
             except LinkError as error:
                 raise PacelineError(f"the cloud's documents are not searched: {error}") from error
         titled = ((one_line(each.title or each.document, MAX_TITLE), passages_text(each)) for each in found)
@@ -289,12 +274,9 @@ class PageLookup:
     async def _embed(self, launch: Launch) -> Outcome:
         part = self._passages[launch.first : launch.first + launch.count]
         texts = [passages_text(passage) for passage in part]
-        try:
-            scoring = self._run.registry.run(launch.unit, lambda: self._web.scores(self._query, texts) if texts else ())
-            scores = await within(STAGE_S, scoring)
-        except PacelineError as error:
-            self._run.note(launch, f"in the page's own order: {error}", failed=True)
-            scores = [self._web.min_score] * len(part)
+        scoring = self._run.registry.run(launch.unit, lambda: self._web.scores(self._query, texts) if texts else ())
+        same = [self._web.min_score] * len(part)
+        scores = await attempted(self._run, launch, scoring, same, "in the page's own order: ")
         self._scores |= dict(enumerate(scores, launch.first))
         if len(self._scores) < len(self._passages):
             return Outcome()

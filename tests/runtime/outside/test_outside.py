@@ -316,7 +316,7 @@ async def test_a_workflow_s_public_texts_are_the_stranger_s_and_private_ones_are
 
     async with rig(tmp_path, agent) as made:
         workflows = made.device._workflows
-        workflows._driver = driver = WorkflowDriver(made.device._resources.registry)
+        workflows._driver = driver = WorkflowDriver(made.device._resources.units)
         for phase in ("prefill", "decode"):
             for _ in range(WINDOW):
                 driver.profiles.learn(f"agent/{phase}", OUTSIDE, 4, 0.01)

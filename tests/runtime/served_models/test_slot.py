@@ -172,7 +172,7 @@ async def test_a_model_for_which_there_is_no_room_is_refused_with_who_is_in_the_
 # ---- nodes of further models beside a linked one --------------------------------------------------------------------
 async def test_a_model_that_was_there_before_the_link_joins_and_is_told_of_its_loss() -> None:
     async with nodes(linked=False) as (bench, tasks):
-        further = Node("device", fake_model(7), None, beside=bench.device.beside(joins=True, alone=str))
+        further = Node("device", fake_model(7), None, first=bench.device)
         async with further:
             await bench.link(tasks)
             text, done = await collect(await further.prepare(REQUEST))
@@ -189,7 +189,7 @@ async def test_a_model_that_was_there_before_the_link_joins_and_is_told_of_its_l
 
 async def test_a_model_that_has_gone_is_told_of_no_link_any_more() -> None:
     async with nodes() as (bench, _):
-        async with Node("device", fake_model(7), None, beside=bench.device.beside(joins=True, alone=str)) as further:
+        async with Node("device", fake_model(7), None, first=bench.device) as further:
             await collect(await further.prepare(REQUEST))
         _, done = await collect(await bench.device.prepare(REQUEST))
         assert (done.strategy, done.degraded) == ("aggregate", None), "the link is the first node's"
@@ -197,10 +197,8 @@ async def test_a_model_that_has_gone_is_told_of_no_link_any_more() -> None:
 
 async def test_a_model_with_another_tokenizer_writes_alone_and_says_why() -> None:
     async with nodes() as (bench, _):
-        beside = bench.device.beside(joins=False, alone=lambda: "it has another tokenizer")
-        async with Node(
-            "device", fake_model(7), None, NodeParts(company=Company(expects_peer=lambda: True)), beside=beside
-        ) as further:
+        parts, why = NodeParts(company=Company(expects_peer=lambda: True)), "it has another tokenizer"
+        async with Node("device", fake_model(7), None, parts, first=bench.device, alone=lambda: why) as further:
             _, done = await collect(await further.prepare(REQUEST))
             assert done.strategy_reason == "the cloud is not asked: it has another tokenizer"
             assert done.degraded == "cloud_refused"

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.aggregation.weights import log_weight
 from paceline.rag.records import Passage
-from paceline.runtime.sessions.prompts import PeerScales, PromptSet, difference, scale_of
+from paceline.runtime.sessions.prompts import PeerScales, PromptSet
 from paceline.strategies.base import Branch
 from paceline.wire.messages import RelevanceScale
 
@@ -20,9 +20,15 @@ def scores(prompts: PromptSet) -> list[float]:
     return [branch.score for branch in prompts.branches if branch.score is not None]
 
 
+def difference(own: RelevanceScale | None, peer: RelevanceScale | None) -> str:
+    scales = PeerScales(own)
+    scales.told("cloud", peer)
+    return scales.difference("cloud")
+
+
 def test_the_same_scale_and_a_side_without_documents_differ_in_nothing() -> None:
     assert difference(MINILM, RelevanceScale("a" * 64, 0.8)) == ""
-    assert difference(MINILM, None) == difference(None, MINILM) == difference(scale_of(None, 0.8), MINILM) == ""
+    assert difference(MINILM, None) == difference(None, MINILM) == PeerScales(MINILM).difference("cloud") == ""
 
 
 def test_what_differs_is_named() -> None:

@@ -13,7 +13,7 @@ import pytest
 from paceline.errors import PacelineError
 from paceline.rag.embedder import ComputeThreads
 from paceline.rag.parsing.process import ParserPool, memory_file
-from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, PlainWork, UnitRegistry
+from paceline.runtime.units import MAX_LEFT, HostUnit, NodeUnits, UnitRegistry
 from paceline.runtime.workflows.lookup import within
 
 pytestmark = pytest.mark.anyio
@@ -79,12 +79,10 @@ HOSTS = (HostUnit("left", frozenset({CORE})), HostUnit("right", does=frozenset({
 
 
 @pytest.fixture
-async def plain() -> AsyncIterator[tuple[UnitRegistry, PlainWork]]:
+async def units() -> AsyncIterator[UnitRegistry]:
     registry = UnitRegistry("device", NodeUnits(HOSTS))
-    work = PlainWork(registry)
-    yield registry, work
-    assert not work._busy, "nothing is under way"
-    work.close()
+    yield registry
+    assert not registry._busy, "nothing is under way"
     registry.close()
 
 
@@ -92,47 +90,41 @@ def look() -> tuple[set[int], str]:
     return os.sched_getaffinity(0), threading.current_thread().name
 
 
-Plain = tuple[UnitRegistry, PlainWork]
-
-
-async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(plain: Plain) -> None:
-    registry, work = plain
+async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(units: UnitRegistry) -> None:
     held, let_go = threading.Event(), threading.Event()
-    assert (await work.run("search", look, ""))[1].startswith("requests left")
+    assert (await units.do("search", look, ""))[1].startswith("requests left")
 
     def hold() -> None:
         held.set()
         let_go.wait(60)
 
-    launch = asyncio.create_task(registry.run("left", hold))
+    launch = asyncio.create_task(units.run("left", hold))
     await asyncio.to_thread(held.wait, 60)
-    assert (await work.run("search", look, ""))[1].startswith("requests right")
-    cores, thread = await work.run("rerank", look, "")  # which only the busy unit does: beside its launch, on its core
+    assert (await units.do("search", look, ""))[1].startswith("requests right")
+    cores, thread = await units.do("rerank", look, "")  # which only the busy unit does: beside its launch, on its core
     assert thread.startswith("requests left") and cores == {CORE}
     let_go.set()
     await launch
-    assert (await work.run("embed", look, ""))[1].startswith("requests left")
+    assert (await units.do("embed", look, ""))[1].startswith("requests left")
 
 
-async def test_the_thread_that_embeds_files_stays_on_the_cores_of_its_unit(plain: Plain) -> None:
-    _, work = plain
+async def test_the_thread_that_embeds_files_stays_on_the_cores_of_its_unit(units: UnitRegistry) -> None:
 
     def index() -> set[int]:
-        with work.indexing():
+        with units.indexing():
             return look()[0]
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.to_thread(_failing, work.indexing)
+        await asyncio.to_thread(_failing, units.indexing)
     thread: Callable[[], set[int]] = index
     assert await asyncio.to_thread(thread) == {CORE}
 
 
 async def test_a_file_is_parsed_on_the_cores_of_another_unit_than_it_is_embedded_on_where_there_is_one(
-    plain: Plain,
+    units: UnitRegistry,
 ) -> None:
-    _, work = plain
     with closing(ParserPool(1)) as parsers:
-        parsing = parsers.submit("notes.md", lambda: memory_file(b"# Keys\n\nIn the hall.\n"), work.parsing)
+        parsing = parsers.submit("notes.md", lambda: memory_file(b"# Keys\n\nIn the hall.\n"), units.parsing)
         parsed = await asyncio.wrap_future(parsing)
     assert parsed.title == "Keys"
 

@@ -70,7 +70,7 @@ class Device:
     def run(self, request: GenerateRequest, places: ScriptedPlaces, web: ScriptedWeb | None = None) -> WorkflowRun:
         link = None if self.bench.links is None else self.bench.links[0]
         cloud = self.units.texts(link, request.wish.privacy, lambda: b"0" * 16)
-        return WorkflowRun(request, "device", places, self.driver, self.here.admit, web=web, cloud=cloud)
+        return WorkflowRun(request, places, self.driver, self.here.admit, web=web, cloud=cloud)
 
     async def answer(
         self, request: GenerateRequest, places: ScriptedPlaces | None = None, web: ScriptedWeb | None = None
@@ -215,10 +215,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
     class Written:
         """The cloud, which must not be asked."""
 
-        units = SimpleNamespace(rest=rested.append)
-
-        def has(self, unit: str) -> bool:  # noqa: ARG002
-            return True
+        units = SimpleNamespace(rest=rested.append, names=("cloud 0",))
 
         def write(self, *_: object) -> Any:
             raise AssertionError("it was sent")
@@ -229,7 +226,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
     flow.begin()
     stages = flow.rewrite
     assert stages is not None
-    AgentText(stages, refining, None, None, 5.0, Written())  # type: ignore[arg-type]
+    AgentText(stages, refining, None, None, Written())  # type: ignore[arg-type]
     await stages.read.run(Launch(1, stages.read, "cloud 0", 1, 0, 1))
     assert len(rested) == 1 and "private" in rested[0]
 

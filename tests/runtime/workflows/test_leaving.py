@@ -24,10 +24,10 @@ async def test_refused_answers_hold_no_lane() -> None:
     """More of them than there are lanes, then one that is written."""
     driver = WorkflowDriver(UnitRegistry("device"))
     for _ in range(6):
-        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models(fault="answer").admit)
+        run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, Models(fault="answer").admit)
         with pytest.raises(RequestError, match="no room"):
             await collect(run)
-    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+    run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, Models().admit)
     async with asyncio.timeout(30):
         await collect(run)
     await driver.close()
@@ -62,7 +62,7 @@ async def test_a_launch_that_is_cancelled_before_its_first_step_gives_its_unit_b
 
 async def test_a_workflow_ends_with_the_program() -> None:
     driver, models = WorkflowDriver(UnitRegistry("device")), Models(hold="rewrite")
-    reading = asyncio.create_task(collect(WorkflowRun(ASKED, "device", ScriptedPlaces(), driver, models.admit)))
+    reading = asyncio.create_task(collect(WorkflowRun(ASKED, ScriptedPlaces(), driver, models.admit)))
     await models.holding.wait()
     await driver.close()
     with pytest.raises(PacelineError, match="shutting down"):

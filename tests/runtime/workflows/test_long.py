@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from paceline.core.side import Side
 from paceline.errors import RequestError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime.questions import separated
@@ -49,7 +48,6 @@ class Folder(ScriptedPlaces):
 
     texts: Sequence[str] = TEXTS
     kept: dict[tuple[int, str], str] = field(default_factory=dict)
-    side: Side = "device"
     min_score: float = 0.25
 
     def search(self, query: str, vector: Vectors, most: int = 8) -> Sequence[Found]:
@@ -108,7 +106,7 @@ async def answered(
 ) -> tuple[list[str], GenerationResult]:
     """What the answer reads, and how it ends."""
     driver = WorkflowDriver(UnitRegistry("device"))
-    _, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, terms=terms))
+    _, done = await collect(WorkflowRun(request, places, driver, models.admit, terms=terms))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
     (asked,) = models.of("answer")[-1:]
@@ -213,17 +211,17 @@ async def test_a_folder_is_summarised_part_by_part_and_then_in_fewer_texts() -> 
 
 async def test_leaving_stops_every_job_and_frees_the_units() -> None:
     models, driver = Readers(hold="job"), WorkflowDriver(UnitRegistry("device"))
-    run = WorkflowRun(LONG, "device", Folder(), driver, models.admit, terms=TERMS)
+    run = WorkflowRun(LONG, Folder(), driver, models.admit, terms=TERMS)
     reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     assert all(text.closed.is_set() for text in models.texts)
     began = len(models.asked)
-    while driver.under_way:
+    while driver._running:
         await asyncio.sleep(0)
     again = Readers(said={TEXTS[2]: "in the barn"})
-    await collect(WorkflowRun(LONG, "device", Folder(), driver, again.admit, terms=TERMS))
+    await collect(WorkflowRun(LONG, Folder(), driver, again.admit, terms=TERMS))
     assert len(models.asked) == began
     await driver.close()
 

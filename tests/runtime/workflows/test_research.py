@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from paceline.errors import PacelineError, RequestError, WebError
 from paceline.rag.chunk import Chunk
 from paceline.rag.web import WebPage, WebResult
 from paceline.runtime.service import GenerateRequest, GenerationResult
+from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.run import WorkflowRun
@@ -44,11 +45,11 @@ class ScriptedWeb:
     queries: list[str] = field(default_factory=list)
     read_urls: list[str] = field(default_factory=list)
 
-    def sent(self) -> Mapping[str, float]:
-        return {"sent_web_query_bytes": float(sum(map(len, self.queries)))}
+    egress: Egress = field(default_factory=Egress)
 
     async def search(self, query: str) -> Sequence[WebResult]:
         self.queries.append(query)
+        self.egress.beside("web_query", sent=len(query))
         await self._pass(query)
         return next((found for word, found in self.results.items() if word in query), [])
 
@@ -79,7 +80,7 @@ async def researched(
     driver = WorkflowDriver(UnitRegistry("device", web=True))
     places = places or ScriptedPlaces({"key": KEY})
     async with asyncio.timeout(30):
-        _, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, web=web))
+        _, done = await collect(WorkflowRun(request, places, driver, models.admit, web=web))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
     return done

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.core.side import Side
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import Admit
 from paceline.runtime.units import LANES, UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
@@ -47,12 +49,12 @@ class ScriptedPlaces:
     queries: list[str] = field(default_factory=list)
     told_far: list[str] = field(default_factory=list)
 
-    @property
-    def has_far(self) -> bool:
-        return True
+    side: Side = "device"
+    link: object = "the other side's"
+    egress: Egress = field(default_factory=Egress)
 
-    def sent(self) -> Mapping[str, float]:
-        return {"sent_open_bytes": 7.0}
+    def __post_init__(self) -> None:
+        self.egress.beside("open", sent=7)
 
     def embed(self, query: str) -> Vectors | None:
         self._check("embed")
@@ -138,7 +140,7 @@ async def answered(
     places: ScriptedPlaces, models: Models, request: GenerateRequest = ASKED, *, apart: bool = True
 ) -> tuple[str, GenerationResult]:
     driver = WorkflowDriver(UnitRegistry("device"))
-    text, done = await collect(WorkflowRun(request, "device", places, driver, models.admit, apart=apart))
+    text, done = await collect(WorkflowRun(request, places, driver, models.admit, apart=apart))
     await driver.close()
     assert all(text.closed.is_set() for text in models.texts)
     return text, done
@@ -215,7 +217,7 @@ async def test_an_agent_that_cannot_write_is_left_out_and_named(agent: str) -> N
 
 
 async def test_an_agent_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.runtime.workflows.run.STAGE_S", 0.05)
+    monkeypatch.setattr("paceline.runtime.workflows.agent_text.STAGE_S", 0.05)
     text, done = await answered(ScriptedPlaces({"key": KEY}), Models(rewrite=("Where",), hold="rewrite"))
     assert text == "In the hall."
     assert "left out: rewrite" in done.strategy_reason
@@ -224,11 +226,11 @@ async def test_an_agent_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPa
 async def test_an_answer_that_fails_after_it_stood_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.workflows.run.LANE_S", 0.01)
     models, driver = Models(hold="answer"), WorkflowDriver(UnitRegistry("device"))
-    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+    run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, models.admit)
     reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     fault = models.texts[-1].fault = asyncio.Event()
-    while driver.under_way:
+    while driver._running:
         await asyncio.sleep(0)  # until its lane is free
     fault.set()
     with pytest.raises(PacelineError, match="not come back"):
@@ -240,7 +242,7 @@ async def test_an_answer_that_fails_after_it_stood_still_is_an_error(monkeypatch
 async def test_a_client_that_leaves_stops_every_stage(hold: str) -> None:
     models = Models(hold=hold)
     driver = WorkflowDriver(UnitRegistry("device"))
-    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+    run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, models.admit)
     reading = asyncio.create_task(collect(run))
     await models.holding.wait()
     reading.cancel()
@@ -258,10 +260,10 @@ async def test_answers_that_stand_still_keep_nobody_else_waiting(monkeypatch: py
     held: list[asyncio.Task[tuple[str, GenerationResult]]] = []
     for _ in range(LANES + 1):
         models = Models(hold="answer")
-        run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, models.admit)
+        run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, models.admit)
         held.append(asyncio.create_task(collect(run)))
         await models.holding.wait()
-    run = WorkflowRun(ASKED, "device", ScriptedPlaces({"key": KEY}), driver, Models().admit)
+    run = WorkflowRun(ASKED, ScriptedPlaces({"key": KEY}), driver, Models().admit)
     await collect(run)
     for task in held:
         task.cancel()
