@@ -351,12 +351,11 @@ class Explanation:
 class Service(Protocol):
     """One side of the program, as its HTTP surface sees it."""
 
-    @property
-    def side(self) -> Side: ...
-
-    @property
-    def library(self) -> Library | None:
-        """Files and vector stores of this side; None where it keeps no documents."""
+    side: Side
+    library: Library | None  # files and vector stores of this side; None where it keeps no documents
+    # Further names for clients, with the name of a chat model, or of an embedder, that each stands for.
+    aliases: Mapping[str, str]
+    debug_options: bool  # requests may choose forms of strategies that are for measurements
 
     async def find(self, work: Callable[[], T], owner: str) -> T:
         """Call `work`, a search of this side's documents, on its units and off the event loop, in its owner's turn."""
@@ -371,15 +370,7 @@ class Service(Protocol):
     def embedders(self) -> Sequence[EmbedderInfo]:
         """Embedders for `embed`; none where this side keeps no documents."""
 
-    @property
-    def aliases(self) -> Mapping[str, str]:
-        """Further names for clients, with the name of a chat model, or of an embedder, that each stands for."""
-
     def strategies(self) -> Sequence[str]: ...
-
-    @property
-    def debug_options(self) -> bool:
-        """Requests may choose forms of strategies that are for measurements."""
 
     def workflows(self) -> Sequence[WorkflowName]:
         """Those that can run here: `research` only where the web can be searched."""

@@ -14,6 +14,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from paceline.errors import ConfigError, RemoteProtocolError
@@ -38,10 +39,6 @@ def _quantity(text: str, units: dict[str, float]) -> float:
     return float(match[1]) * units[match[2]]
 
 
-def _seconds(text: str) -> float:
-    return _quantity(text, _UNITS)
-
-
 def _rate(text: str) -> float:
     if (rate := _quantity(text, _RATES)) < 1:
         raise ValueError(text)
@@ -55,7 +52,7 @@ def _probability(text: str) -> float:
     return value
 
 
-_TIME = _seconds, "a time such as 100ms or 0.1s"
+_TIME = partial(_quantity, units=_UNITS), "a time such as 100ms or 0.1s"
 _ITEMS: dict[str, tuple[Callable[[str], float], str]] = {  # of the setting: how each is read, and what it takes
     "rtt": _TIME,
     "jitter": _TIME,

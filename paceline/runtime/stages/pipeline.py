@@ -227,7 +227,7 @@ class RemotePipeline(StageHead):
         return Output(tuple(parts), done.kept)
 
     def notify(self, callback: Callable[[], None]) -> None:
-        self.callbacks.append(callback)
+        self.notified = callback
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[SampledRow, ...]]:
         """Those that did not come with their batches are asked for in one round trip."""

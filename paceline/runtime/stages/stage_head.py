@@ -83,7 +83,7 @@ class StageHead:
         self.batches: deque[BatchUnderWay] = deque()  # under way, oldest first
         self.requests: dict[int, StageRequest] = {}  # that somebody waits for
         self.forgotten: deque[int] = deque()  # tickets of batches whose handles are gone
-        self.callbacks: list[Callable[[], None]] = []  # when a batch is ready
+        self.notified: Callable[[], None] = lambda: None  # called when a batch is ready
         self.history = History(0, 0)  # until the stages have told what they are
         self.sent = SentRows(0, 0, 0, 1)
         self.numbers = count(2, 2)  # of requests: even, so that they are none of the members' own
@@ -225,8 +225,7 @@ class StageHead:
                     return
             self.changed.notify_all()
         if not all(under.is_open for under in waiting):
-            for callback in self.callbacks:
-                callback()
+            self.notified()
 
     def _done(self, message: BatchDone) -> None:
         """A batch has run. One that has run before was computed again."""
@@ -357,5 +356,4 @@ class StageHead:
             self.history = History(about.vocab_size, about.max_positions)  # no stage holds anything that is needed
             self.sent.failed.update(self.sent.table.lengths())
             self.changed.notify_all()
-        for callback in self.callbacks:
-            callback()
+        self.notified()

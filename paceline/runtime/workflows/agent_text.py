@@ -107,17 +107,16 @@ class TextStream:
 class Reader(Protocol):
     """What an agent is asked, and what becomes of its text."""
 
+    # Anything of it is read. A text that nobody reads is not written on this side. On another one it is written to its
+    # end: to stop it there would show why.
+    is_wanted: bool
+
     def asked(self) -> AgentTask[Any]:
         """Called when the prompt is to be read. Raises ValueError where it may not be."""
 
     @property
     def private(self) -> bool:
         """Whether anything of its prompt is private."""
-
-    @property
-    def is_wanted(self) -> bool:
-        """True if anything of it is read. A text that nobody reads is not written on this side. On another one it is
-        written to its end: to stop it there would show why."""
 
     def read(self, text: str) -> Outcome:
         """The next part of it. `finished`: no more of it is wanted."""

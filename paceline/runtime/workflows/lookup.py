@@ -304,7 +304,6 @@ class Lookup:
         self.question = question
         self.run = run
         self.stages = stages
-        self._kept = run.kept
         self._vector: Vectors | None = None
         self._best: list[Found] | None = None  # of all lists: what is read; None: not known yet
         self._evidence: list[Found] | None = None  # what the answer reads of it; None: it has not been told
@@ -388,7 +387,7 @@ class Lookup:
         ranked.scores |= dict(enumerate(scores, launch.first))
         if not ranked.is_ranked:
             return Outcome()
-        self.run.note(launch, f"the best {min(self._kept, len(ranked.found))} of {len(ranked.found)} passages")
+        self.run.note(launch, f"the best {min(self.run.kept, len(ranked.found))} of {len(ranked.found)} passages")
         return Outcome(dropped=self._known(ranked))
 
     def _known(self, ranked: Shortlist) -> list[Stage]:
@@ -396,9 +395,9 @@ class Lookup:
         Returns stages that are not wanted then."""
         dropped: list[Stage] = []
         if ranked is self._public:
-            dropped += self._refine(ranked, best_of([ranked], self._kept))
+            dropped += self._refine(ranked, best_of([ranked], self.run.kept))
         if all(each.is_ranked for each in self._lists):
-            best = self._best = best_of(self._lists, self._kept)
+            best = self._best = best_of(self._lists, self.run.kept)
             if self._public is not None and self._public.reader is not None:
                 self._public.reader.is_wanted = self._public.reader.has_any(best)
             if self._any is not None:
