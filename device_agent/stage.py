@@ -19,7 +19,7 @@ from paceline.system import in_own_thread
 if TYPE_CHECKING:
     import asyncio
 
-    from paceline.runtime.stages.local import StageCredential
+    from paceline.runtime.stages.members import StageCredential
 
 EXAMPLE = "Example: paceline stage --model Qwen/Qwen2.5-7B-Instruct --layers 0:14 --server https://example.org --code -"
 
@@ -51,7 +51,7 @@ async def _run(settings: StageSettings) -> None:
 
     from paceline.engine.stage import Stage, load_stage, measure, num_layers
     from paceline.runtime.stages.links import split_address
-    from paceline.runtime.stages.local import READY
+    from paceline.runtime.stages.members import READY
     from paceline.runtime.stages.stage_server import StageServer, resident_bytes
 
     options = EngineOptions(
@@ -104,7 +104,7 @@ async def _credential(settings: StageSettings) -> StageCredential:
     """The identity of this stage, from the head that started it or from its enrolment. Raises ConfigError."""
     import msgspec
 
-    from paceline.runtime.stages.local import StageCredential
+    from paceline.runtime.stages.members import StageCredential
 
     from .cloud import Credentials, exchange, http_url
 

@@ -16,8 +16,7 @@ from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError, StorageError
 from paceline.runtime.link.connection import Authenticator
 from paceline.runtime.stages.links import split_address
-from paceline.runtime.stages.local import LocalPlace
-from paceline.runtime.stages.members import Members, Place, Standing
+from paceline.runtime.stages.members import LocalPlace, Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.settings import ServerSettings, variable
 from paceline.system import cores

@@ -27,7 +27,7 @@ from paceline.core.batching.segment import Batch
 from paceline.engine.loader import EngineOptions, fingerprint
 from paceline.engine.stage import Stage, StageOutput, load_stage, num_layers
 from paceline.runtime.stages.links import StageLink
-from paceline.runtime.stages.local import READY, StageCredential
+from paceline.runtime.stages.members import READY, StageCredential
 from paceline.runtime.stages.stage_server import StageServer
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame

@@ -34,8 +34,7 @@ from paceline.runtime.service import (
     OutputForm,
     TextDelta,
 )
-from paceline.runtime.stages.local import READY, StageCredential
-from paceline.runtime.stages.members import Members, Place
+from paceline.runtime.stages.members import READY, Members, Place, StageCredential
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.strategies.base import Strategy, Wish
 from paceline.strategies.registry import STRATEGIES, register

@@ -56,11 +56,14 @@ def name_of(kind: Any) -> str:
 def fields_of(value: object) -> dict[str, object]:
     """The attributes of an object, those in slots included, without caches."""
     kinds = type(value).__mro__
-    own = ((*kind.__dict__.get("__slots__", ()), *getattr(kind, "__struct_fields__", ())) for kind in kinds)
-    names = [name for each in own for name in each]
+    names = [name for kind in kinds for name in (*kind.__dict__.get("__slots__", ()), *_struct_fields(kind))]
     found = {name: getattr(value, name) for name in names if name != "__weakref__" and hasattr(value, name)}
     found |= getattr(value, "__dict__", {})
     return {name: each for name, each in found.items() if not (name == "memo" and isinstance(value, Dist))}
+
+
+def _struct_fields(kind: type) -> tuple[str, ...]:
+    return kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else ()
 
 
 def _is_frozen(kind: type) -> bool:

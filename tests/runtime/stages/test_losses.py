@@ -20,8 +20,7 @@ from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages import links, members, stage_head
 from paceline.runtime.stages.links import dial_stage
-from paceline.runtime.stages.local import LocalPlace
-from paceline.runtime.stages.members import Place
+from paceline.runtime.stages.members import LocalPlace, Place
 from paceline.runtime.stages.pipeline import FarLogits
 from paceline.runtime.stages.stage_server import failure_of
 from paceline.wire.close_codes import CloseCode
