@@ -33,7 +33,7 @@ from paceline.strategies.aggregate.options import (
     options_of,
 )
 from paceline.strategies.aggregate.roles import Decider, DraftSender, Follower, SideWeights
-from paceline.strategies.aggregate.state import AggregateStats, DraftExchange, MixedAnswer, PeerState, placement_of
+from paceline.strategies.aggregate.state import DraftExchange, MixedAnswer, PeerState, placement_of
 from paceline.strategies.aggregate.tree_planner import DraftTreePlanner
 from paceline.strategies.base import JOINT_LEVELS, Effect, MachineConfig, Sampled, Scored, Send, Strategy
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
@@ -80,8 +80,7 @@ class Aggregate(Joint):
         self._planner = DraftTreePlanner(
             config, self._aggregator, online_stats, weigh=self._weights.at, ngram_drafts=ngrams
         )
-        self._stats = AggregateStats()
-        self._mixed = MixedAnswer(config, tree, self._planner, ngrams, self._stats)
+        self._mixed = MixedAnswer(config, tree, self._planner, ngrams)
         super().__init__(config, tree, decoder, self._mixed, online_stats.timing, ngrams)
         self._meet_peer()
 
@@ -105,7 +104,7 @@ class Aggregate(Joint):
         placement = placement_of(config, self._keep_at)
         peer = PeerState(config.seat.side, self._epoch, self._linked, len(answer.targets), exchange, placement)
         self._peer = answer.peer = peer
-        self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing, self._stats)
+        self._decider = Decider(config, answer, peer, tree, self._aggregator, self._weights, self._timing)
         self._follower = Follower(config, answer, peer)
         self._sender = DraftSender(config, peer, self._decoder, self._timing)
         self._resent = False  # what this side has computed, since the state was looked at last
@@ -221,7 +220,9 @@ class Aggregate(Joint):
         return None if own is None or own.head is not None else filter_top(own.whole, self._config.output.sampling)
 
     def stats(self) -> dict[str, float]:
-        return {**self._stats.report(self._decoder), "alone": float(self._alone)}
+        decoder, handovers = self._decoder, self._mixed.handovers
+        computed = {"handovers": handovers, "forwards": decoder.forwards, "rows": decoder.rows, "alone": self._alone}
+        return self._mixed.counts | {name: float(count) for name, count in computed.items()}
 
 
 aggregate = Strategy(

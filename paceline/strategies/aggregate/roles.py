@@ -9,7 +9,7 @@ from paceline.core.aggregation.weights import side_weights
 from paceline.core.clock import DecodeSpeed, StepClock
 from paceline.core.side import Side, other
 from paceline.strategies.aggregate.options import announces, pinned_side, sends_both_ways
-from paceline.strategies.aggregate.state import AggregateStats, MixedAnswer, PeerState
+from paceline.strategies.aggregate.state import MixedAnswer, PeerState
 from paceline.strategies.base import Effect, MachineConfig, Send
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
@@ -82,7 +82,6 @@ class Decider:
         aggregator: Aggregator,
         weights: SideWeights,
         timing: StepClock,
-        stats: AggregateStats,
     ) -> None:
         self._config = config
         self._answer = answer
@@ -91,7 +90,6 @@ class Decider:
         self._aggregator = aggregator
         self._weights = weights
         self._timing = timing
-        self._stats = stats
         self.requested: set[tuple[int, int]] = set()  # node ids and levels
         self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
 
@@ -170,7 +168,7 @@ class Decider:
         if peer.placement.choose(self._config.output.max_tokens - position, ready=ready) == side:
             return []
         peer.move(peer.turn + 1, len(self._answer.targets))
-        self._stats.handovers += 1
+        self._answer.handovers += 1
         return [Send(self.handover_message())]
 
     def handover_message(self) -> Handover:

@@ -24,7 +24,6 @@ from paceline.errors import RemoteProtocolError
 from paceline.strategies.aggregate.options import pinned_side, sends_both_ways
 from paceline.strategies.aggregate.tree_planner import LEAST_USE, DraftTreePlanner
 from paceline.strategies.base import ClosePeer, Effect, MachineConfig
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import MAX_LIVE_NODES, NgramDrafts, PrefixNode, PrefixTree
 from paceline.strategies.joint import BROKEN_FORM, JointAnswer
 from paceline.wire.codec import decode_head, encode_head
@@ -359,39 +358,6 @@ def _choice(node: PrefixNode) -> int:
     return YOURS if node.sent_choice == node.peer_choice else node.sent_choice
 
 
-# Counts of one side of one answer, for its report.
-
-
-class AggregateStats:
-    """Drafts and how many were accepted, hand-overs, and what was computed."""
-
-    def __init__(self) -> None:
-        self.handovers = 0  # by this side
-        self._drafted = dict.fromkeys(SIDES, 0)  # first drafts of each side, where its distribution was known here
-        self._accepted = dict.fromkeys(SIDES, 0)
-        self._follower_drafted = 0  # the same, of whichever side followed
-        self._follower_accepted = 0
-
-    def count_target(self, token: int, first_drafts: dict[Side, int], holder: Side) -> None:
-        """Count one target of both sides. first_drafts: of each side whose distribution is known here."""
-        for side, draft in first_drafts.items():
-            self._drafted[side] += 1
-            self._accepted[side] += draft == token
-        follower = other(holder)
-        if follower in first_drafts:
-            self._follower_drafted += 1
-            self._follower_accepted += first_drafts[follower] == token
-
-    def report(self, decoder: BranchDecoder) -> dict[str, float]:
-        """Values for `Finish.stats`."""
-        counts: dict[str, int] = {"drafted": self._follower_drafted, "accepted": self._follower_accepted}
-        for side in SIDES:
-            counts |= {f"drafted_{side}": self._drafted[side], f"accepted_{side}": self._accepted[side]}
-        counts["handovers"] = self.handovers
-        counts |= {"forwards": decoder.forwards, "rows": decoder.rows}
-        return {name: float(count) for name, count in counts.items()}
-
-
 FIRST_HOLDER: Side = "device"
 CLEANUP_TARGETS = 8  # targets between two removals of node ids that are no longer needed
 
@@ -446,13 +412,15 @@ class MixedAnswer(JointAnswer):
         tree: PrefixTree,
         planner: DraftTreePlanner,
         ngrams: NgramDrafts | None,
-        stats: AggregateStats,
     ) -> None:
         super().__init__(config, tree, ngrams)
         self.sources = [NAMED] * len(self.targets)  # see `wire.messages.Targets`
+        # First drafts, where the distribution behind them was known here, and those of them that became targets: of
+        # whichever side followed, and of each.
+        self.counts = {f"{what}{of}": 0.0 for of in ("", "_cloud", "_device") for what in ("drafted", "accepted")}
+        self.handovers = 0  # by this side
         self._drafts_ahead = config.options.drafting.ahead > 0
         self._planner = planner
-        self._stats = stats
 
     def named_by(self, source: int) -> int | None:
         """The next target as the peer that decides tells it; None where a message on which it relies was lost."""
@@ -471,9 +439,13 @@ class MixedAnswer(JointAnswer):
         theirs, ours = token == head.peer_choice, token == head.sent_choice
         self.sources.append(RECEIVERS if theirs else SENDERS if ours else NAMED)
         if peer.linked:
-            self._stats.count_target(token, self._planner.first_drafts(head), peer.holder)
+            drafted = self._planner.drafted(head)
+            for side, tokens in drafted.items():
+                for of in (f"_{side}",) if side == peer.holder else ("", f"_{side}"):
+                    self.counts[f"drafted{of}"] += bool(tokens)
+                    self.counts[f"accepted{of}"] += tokens[:1] == (token,)
             if self._drafts_ahead:  # else nothing is ever drafted, and both places are alike
-                peer.placement.observe_target(self._planner.was_drafted(head, token))
+                peer.placement.observe_target({side: token in tokens for side, tokens in drafted.items()})
         self._planner.observe_target(head, token)
         effects = super().append(token, lane, dist, branches or (head.decided_by if head.sampled == token else None))
         if len(self.targets) % CLEANUP_TARGETS == 0:

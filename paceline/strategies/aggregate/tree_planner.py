@@ -107,16 +107,10 @@ class DraftTreePlanner:
             if drafts is not None:
                 ranks.add(drafts.margin_class, drafts.tokens.index(target) if target in drafts.tokens else None)
 
-    def first_drafts(self, head: PrefixNode) -> dict[Side, int]:
-        """First draft after `head` of each side whose distribution is known here."""
+    def drafted(self, head: PrefixNode) -> dict[Side, tuple[int, ...]]:
+        """Drafts after `head`, best first, of each side whose distribution is known here."""
         both = {self._side: self._own(head), self._peer_side: self._peer(head)}
-        return {side: drafts.tokens[0] for side, drafts in both.items() if drafts is not None and drafts.tokens}
-
-    def was_drafted(self, head: PrefixNode, target: int) -> dict[Side, bool]:
-        """The target is among the drafts after `head`, for each side whose distribution is known here."""
-        both = {self._side: self._own(head), self._peer_side: self._peer(head)}
-        width = self._drafting.width
-        return {side: target in drafts.tokens[:width] for side, drafts in both.items() if drafts is not None}
+        return {side: drafts.tokens[: self._drafting.width] for side, drafts in both.items() if drafts is not None}
 
     def derivable_by_peer(self, node: PrefixNode) -> bool:
         """A distribution known here drafts this node after its parent, with or without an n-gram look-up.

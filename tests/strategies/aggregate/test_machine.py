@@ -470,9 +470,7 @@ def test_it_learns_which_drafts_are_accepted() -> None:
     (first,) = planner.select(tree.head, free, 1.0, FAR, alone=False)
     assert first.token == 65
     for _ in range(30):
-        assert planner.first_drafts(tree.head) == {"cloud": 65}
-        assert planner.was_drafted(tree.head, 66) == {"cloud": True}
-        assert planner.was_drafted(tree.head, 67) == {"cloud": False}
+        assert planner.drafted(tree.head) == {"cloud": (65, 66)}
         planner.observe_target(tree.head, 66)
         tree.advance(66)
         tree.head.own_dist, tree.head.cached = dist, True
