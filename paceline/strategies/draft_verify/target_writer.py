@@ -19,13 +19,14 @@ from paceline.core.batching.segment import StepSize
 from paceline.core.clock import StepClock
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.sampler import filter_top
 from paceline.core.sampling.sampler import head as head_of
 from paceline.errors import RemoteProtocolError
 from paceline.strategies.base import Branch, Effect, Emit, MachineConfig, Sampled, Scored, Send, Side, WakeAt
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.decoding.table_drafts import LEARN_DELAY_S, Guess, TableDrafts
-from paceline.strategies.draft_verify.verifiers import Draft, LeftToDrafter, Outcome, Row, options_of, verifier_of
+from paceline.strategies.draft_verify.verifiers import Draft, Outcome, options_of, verifier_of
 from paceline.strategies.joint import LANES, Joint, JointAnswer
 from paceline.wire.codec import encode_head
 from paceline.wire.messages import DistPayload, SessionMessage, SyncState, Targets
@@ -195,9 +196,8 @@ class TargetWriter(Joint):
         end: Emit | None = None
         looked_up = 0
         while not self._is_over(head) and (outcome := self._decide(head)) is not None:
-            if isinstance(outcome, LeftToDrafter):
-                self._left = outcome.head
-                self._left_plain = self._payload(head, outcome.head.ids)
+            if isinstance(outcome, Dist):
+                self._left, self._left_plain = outcome, self._payload(head, outcome.ids)
                 break
             payload = self._payload(head, np.array([outcome], dtype=np.int32))
             branches = self._decoder.mixer.decided_by
@@ -232,14 +232,14 @@ class TargetWriter(Joint):
 
     def _decide(self, head: PrefixNode) -> Outcome | None:
         """The next target, once its row is known, and where the verifier needs one a draft."""
-        row = Row(self._decoder, head, self._config.output.sampling)
         if not self._verifier.needs_drafts:
-            return self._verifier.decide(row, None)
+            return self._decoder.sample(head)
         drafts = self._chain.below(self._answer.targets) if self._linked else None
-        if not drafts and self._awaits(drafts):
-            row.final()  # kept, until they come
-            return None
-        return self._verifier.decide(row, drafts[0] if drafts else None)
+        dist = self._decoder.dist(head)  # kept, until drafts come
+        if not drafts:
+            return None if self._awaits(drafts) else self._decoder.sample(head)
+        sampling = self._config.output.sampling
+        return None if dist is None else self._verifier.decide(head.position, filter_top(dist, sampling), drafts[0])
 
     def _awaits(self, drafts: Sequence[Draft] | None) -> bool:
         """More drafts are on their way. drafts: that are there, none; None: none that follow the targets."""

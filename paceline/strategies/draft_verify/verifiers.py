@@ -17,8 +17,6 @@ from paceline.core.sampling.sampler import SamplingParams, filter_top
 from paceline.core.verification import Coins, TargetParts, VerifierName, draft_dist, prob_of
 from paceline.errors import RequestError
 from paceline.strategies.base import MachineConfig, RoutingContext, asked_options
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
-from paceline.strategies.decoding.prefix_tree import PrefixNode
 from paceline.wire.messages import OpenSession, Options
 from paceline.wire.payloads import (
     PROB_BYTES,
@@ -86,32 +84,9 @@ class Draft:
     second: int | None = None  # what the target may be where it is not `token`: a leaf beside the chain
 
 
-@dataclass(frozen=True, slots=True)
-class LeftToDrafter:
-    """The draft is rejected, and the drafter draws the target from the residual of this head of its distribution."""
-
-    head: Dist
-
-
-Outcome = int | LeftToDrafter  # the next target, or that the drafter draws it
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """The target's place behind a prefix."""
-
-    decoder: BranchDecoder
-    node: PrefixNode
-    sampling: SamplingParams
-
-    def own(self) -> int | None:
-        """The target model's own token by the common noise; None where the row has not been computed."""
-        return self.decoder.sample(self.node)
-
-    def final(self) -> Dist | None:
-        """Its distribution, after top-k, top-p and min-p."""
-        dist = self.decoder.dist(self.node)
-        return None if dist is None else filter_top(dist, self.sampling)
+# The next target; or, of a rejected draft that the drafter has to replace, the head of the target's distribution, from
+# whose residual it draws.
+Outcome = int | Dist
 
 
 class Verifier(ABC):
@@ -144,16 +119,17 @@ class Verifier(ABC):
     @abstractmethod
     def recover(self, own: OwnDist | None, head: Dist, position: int) -> int:
         """The target that the cloud has left to the drafter. own: as of `draft`, if it is known; head: as of
-        `LeftToDrafter`."""
+        `Outcome`."""
 
     # ---- the target's half
     @abstractmethod
     def received(self, message: DraftChain) -> list[Draft]:
         """The drafts of a message. Raises RemoteProtocolError for what is no distribution."""
 
-    @abstractmethod
-    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
-        """The next target; None where the row has not been computed."""
+    def decide(self, position: int, final: Dist, draft: Draft) -> Outcome:
+        """What becomes of a draft, where the verifier needs them. final: the target's distribution in its place, after
+        top-k, top-p and min-p."""
+        raise NotImplementedError
 
 
 class AcceptOrReject(Verifier):
@@ -204,9 +180,6 @@ class Agreement(Verifier):
     def received(self, message: DraftChain) -> list[Draft]:
         return [Draft(token, second=second) for token, second in decode_places(message.places)]
 
-    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:  # noqa: ARG002  # it is compared, not used
-        return row.own()
-
 
 # *Rejection*: two bytes for each draft, its probability; the drafter recovers the token of a rejected place (DSSD).
 #
@@ -233,18 +206,14 @@ class Rejection(AcceptOrReject):
         probs = [message.probs[at : at + PROB_BYTES] for at in range(0, len(message.probs), PROB_BYTES)]
         return [Draft(token, prob) for (token, _), prob in zip(decode_places(message.places), probs, strict=False)]
 
-    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
-        final = None if draft is None else row.final()
-        if draft is None or final is None:
-            return row.own()
-        position = row.node.position
+    def decide(self, position: int, final: Dist, draft: Draft) -> Outcome:
         parts = TargetParts.of(final, precise=self._precise)
         if self.coins.happens(position, parts.rest_mass):
             return self.coins.draw(position, parts.rest, "rest")
         (draft_prob,) = decode_probs(draft.drawn_from)
         if self.coins.accepts(position, draft_prob, prob_of(parts.head, draft.token)):
             return draft.token
-        return LeftToDrafter(parts.head)
+        return parts.head
 
 
 # *Truncation*: the distribution of each draft goes up, truncated at a top-p mass (GELATO eq. 2); the target's side
@@ -275,11 +244,8 @@ class Truncation(AcceptOrReject):
         places = decode_places(message.places)
         return [Draft(token, dist) for (token, _), dist in zip(places, message.dists, strict=False)]
 
-    def decide(self, row: Row, draft: Draft | None) -> Outcome | None:
-        final = None if draft is None else row.final()
-        if draft is None or final is None:
-            return row.own()
-        position, dist = row.node.position, decode_draft_dist(draft.drawn_from, self._vocab_size)
+    def decide(self, position: int, final: Dist, draft: Draft) -> Outcome:
+        dist = decode_draft_dist(draft.drawn_from, self._vocab_size)
         if self.coins.accepts(position, dist.prob(draft.token), prob_of(final, draft.token)):
             return draft.token
         return self.coins.recover(position, dist, final)
