@@ -27,11 +27,6 @@ def register(strategy: Strategy) -> None:
     STRATEGIES[strategy.name] = strategy
 
 
-def unregister(name: str) -> None:
-    """Undo `register`, for a strategy whose messages no other one uses."""
-    codec.unregister(*STRATEGIES.pop(name).messages)
-
-
 _NOT_DEBUG: Final = {
     "needs_dists",
     "writer",

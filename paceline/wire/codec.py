@@ -81,12 +81,6 @@ def registered() -> tuple[type[Frame], ...]:
     return tuple(_known.structs.values())
 
 
-def unregister(*structs: type[SessionMessage]) -> None:
-    """Undo `register`."""
-    global _known
-    _known = _Known({tag: kind for tag, kind in _known.structs.items() if kind not in structs})
-
-
 def encode(message: Frame) -> bytes:
     """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.baselines.dragon import SHAPES, shaped
 from lab.published import DSSD, GELATO, PUBLISHED, STATIC, register_published
-from paceline.strategies.registry import STRATEGIES, unregister
+from paceline.strategies.registry import STRATEGIES
 from tests.api.generation.test_request import fault, post
 from tests.api.scripted import ScriptedService
 
@@ -55,7 +55,7 @@ def published() -> Iterator[None]:
     register_published()
     yield
     for strategy in PUBLISHED:
-        unregister(strategy.name)
+        del STRATEGIES[strategy.name]
 
 
 @pytest.mark.usefixtures("published")

@@ -36,7 +36,8 @@ from paceline.strategies.base import (
 from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree
 from paceline.strategies.joint import Joint, JointAnswer
-from paceline.strategies.registry import register, unregister
+from paceline.strategies.registry import STRATEGIES, register
+from paceline.wire import codec
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Count, OpenSession, Options, SessionMessage
 from tests.requests import changed, routed
@@ -158,9 +159,11 @@ SALTED = Strategy(
 def registered() -> Iterator[None]:
     """The strategy is known in this module, and its tag nowhere afterwards. A strategy of the package needs no fixture:
     its name in `registry` is enough."""
-    register(SALTED)
-    yield
-    unregister(SALTED.name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_known", codec._known)
+        register(SALTED)
+        yield
+        del STRATEGIES[SALTED.name]
 
 
 # ---- conformance ----------------------------------------------------------------------------------------------------
