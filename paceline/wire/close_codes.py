@@ -8,6 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from paceline.core.printable import printable
+from paceline.errors import RemoteProtocolError
 
 MAX_REASON_BYTES = 123  # RFC 6455, 5.5: a control frame's payload is 125 bytes, two of them the code
 
@@ -106,6 +107,11 @@ FATAL = frozenset(
 
 FIRST_DELAY_S = 0.2  # upper bound of the random wait before a device connects again; doubled at each failure
 MAX_DELAY_S = 30.0
+
+
+def remote_fault(what: str, code: CloseCode = CloseCode.BAD_FRAME) -> RemoteProtocolError:
+    """What the other end has sent cannot be."""
+    return RemoteProtocolError(what, close_code=code)
 
 
 def sentence(code: int, detail: str) -> str:

@@ -22,7 +22,7 @@ from paceline.core.sampling.dist import ONE, SLACK, Dist, IdArray, check, from_c
 from paceline.core.sampling.sampler import Constraint, SamplingParams, Thinking, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages, payloads
-from paceline.wire.close_codes import CloseCode
+from paceline.wire.close_codes import CloseCode, remote_fault
 from paceline.wire.messages import DistPayload, Frame, Message, Options, SentPart, SessionMessage
 from paceline.wire.payloads import from_varints, to_varints
 
@@ -95,7 +95,7 @@ def encode(message: Frame) -> bytes:
 def decode(data: bytes, *, vocab_size: int | None = None) -> Message:
     """Decode one frame. Raises only RemoteProtocolError, with the close code and the path of the fault."""
     if len(data) > messages.MAX_FRAME_BYTES:
-        raise RemoteProtocolError(f"a frame has {len(data)} bytes", close_code=CloseCode.TOO_LARGE)
+        raise remote_fault(f"a frame has {len(data)} bytes", CloseCode.TOO_LARGE)
     decoder = _decode_compact if payloads.code_of(data) else _known.decoder.decode
     return decode_with(decoder, data, vocab_size)
 
@@ -105,14 +105,13 @@ def decode_with(decoder: Callable[[bytes], F], data: bytes, vocab_size: int | No
     try:
         message = decoder(data)
     except msgspec.ValidationError as error:
-        raise _bad(_with_field_name(str(error), data)) from error
+        raise remote_fault(_with_field_name(str(error), data)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad(str(error)) from error
+        raise remote_fault(str(error)) from error
     if len(data) > message.max_bytes:
-        what = f"a {_tag(message)} message has {len(data)} bytes"
-        raise RemoteProtocolError(what, close_code=CloseCode.TOO_LARGE)
+        raise remote_fault(f"a {_tag(message)} message has {len(data)} bytes", CloseCode.TOO_LARGE)
     if (fault := message.fault(vocab_size)) is not None:
-        raise _bad(fault)
+        raise remote_fault(fault)
     return message
 
 
@@ -128,13 +127,13 @@ def _decode_compact(data: bytes) -> SessionMessage:
     code = payloads.code_of(data)
     kind = None if code is None else _known.compact.get(code)
     if kind is None:
-        raise _bad(f"no message has the code {code}")
+        raise remote_fault(f"no message has the code {code}")
     session, epoch, numbers, rest = payloads.unpack(data, kind.compact_numbers)
     try:
         fields = kind.from_compact(numbers, rest)
         return msgspec.convert([kind.__struct_config__.tag, session, epoch, *fields], kind)
     except msgspec.ValidationError as error:
-        raise _bad(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
+        raise remote_fault(_with_field_names(str(error), ("tag", *kind.__struct_fields__))) from error
 
 
 def peek_version(data: bytes) -> int | None:
@@ -156,9 +155,9 @@ def decode_part(data: bytes | msgspec.Raw, kind: type[P]) -> P:
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise _bad(_with_field_names(str(error), kind.__struct_fields__)) from error
+        raise remote_fault(_with_field_names(str(error), kind.__struct_fields__)) from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise _bad(str(error)) from error
+        raise remote_fault(str(error)) from error
 
 
 def sampling_to_wire(params: SamplingParams) -> messages.Sampling:
@@ -252,28 +251,24 @@ def decode_head(payload: DistPayload, vocab_size: int | None = None) -> Dist:
     if count and len(payload.probs) == _PRECISE_BYTES * count:
         probs = np.frombuffer(payload.probs, dtype="<f8").astype(np.float64)
         if not (probs.min() >= 0.0 and probs.max() <= 1.0 and float(probs.sum()) <= 1.0 + SLACK):  # also refuses NaN
-            raise _bad("what should be a distribution is none")
+            raise remote_fault("what should be a distribution is none")
         return Dist(_ids(payload.ids, count, vocab_size), probs, max(0.0, 1.0 - float(probs.sum())))
     if len(payload.probs) % _CODE_BYTES:
-        raise _bad("probabilities end within a number")
+        raise remote_fault("probabilities end within a number")
     codes = np.frombuffer(payload.probs, dtype="<u2").astype(np.uint16)
     if len(codes) and codes.max() > ONE:
-        raise _bad("a probability is above 1")
+        raise remote_fault("a probability is above 1")
     dist = from_codes(_ids(payload.ids, len(codes), vocab_size), codes)
     if dist.tail < 0:
-        raise _bad(f"a distribution has mass {1 - dist.tail}")
+        raise remote_fault(f"a distribution has mass {1 - dist.tail}")
     return dist
 
 
 def _ids(data: bytes, count: int, vocab_size: int | None) -> IdArray:
     steps = from_varints(data)
     if len(steps) != count:
-        raise _bad(f"a distribution has {len(steps)} ids and {count} probabilities")
+        raise remote_fault(f"a distribution has {len(steps)} ids and {count} probabilities")
     ids = np.cumsum(steps + 1) - 1  # at most 2**20 steps, each below 2**35: no overflow
     if len(ids) and ids[-1] >= (2**31 if vocab_size is None else vocab_size):
-        raise _bad("a distribution has a token id outside the vocabulary")
+        raise remote_fault("a distribution has a token id outside the vocabulary")
     return ids.astype(np.int32)
-
-
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)

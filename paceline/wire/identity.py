@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from paceline.errors import LocalProtocolError, RemoteProtocolError
+from paceline.errors import LocalProtocolError
 from paceline.wire import messages
-from paceline.wire.close_codes import CloseCode
+from paceline.wire.close_codes import CloseCode, remote_fault
 from paceline.wire.codec import decode_part, encode, encode_part
 from paceline.wire.effects import Claim, Effect, KeepKey, MakeKey, SettleKey, Signer, Transmit, Verify, signed_bytes
 from paceline.wire.messages import VERSION, Introduction, Message
@@ -162,7 +162,7 @@ class _End:
         alike = own.tokenizer == peer.tokenizer
         if not self._known:
             missing = missing if alike else f"{own.model_name} and {peer.model_name} have {UNLIKE}"
-            raise RemoteProtocolError(missing, close_code=CloseCode.NO_COMMON_STRATEGY)
+            raise remote_fault(missing, CloseCode.NO_COMMON_STRATEGY)
         # Where token ids mean different things, the sides search for each other, but write no answer together.
         self.strategies = tuple(self._known) if alike else ()
         return peer
@@ -196,7 +196,7 @@ class DiallerHandshake(_End):
         """The listener's claim to its name, to be checked before `prove`. Raises RemoteProtocolError."""
         if challenge.version != VERSION:
             what = f"who dialled speaks {VERSION}, who listens {challenge.version}"
-            raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+            raise remote_fault(what, CloseCode.VERSION_MISMATCH)
         signed = self._signed(CHALLENGE, challenge.name.encode(), challenge.nonce)
         self._add(frame)
         self.server = challenge.name
@@ -213,9 +213,9 @@ class DiallerHandshake(_End):
         """The listener's introduction. Raises RemoteProtocolError for a wrong signature or an incompatible cloud."""
         signed = self._signed(WELCOME, welcome.introduction, welcome.key)
         if not self.verify(self.server_key, welcome.signature, signed):
-            raise RemoteProtocolError("", close_code=CloseCode.SERVER_KEY_CHANGED)
+            raise remote_fault("", CloseCode.SERVER_KEY_CHANGED)
         if welcome.key not in {key.public_key for key in self.keys}:
-            raise RemoteProtocolError("a key that is not this device's", close_code=CloseCode.BAD_FRAME)
+            raise remote_fault("a key that is not this device's")
         self._add(frame)
         return self._meet(welcome.introduction, "the cloud named none of ours")
 
@@ -311,7 +311,7 @@ class DeviceRenewal:
             case messages.KeyKept(signature=signature) if self._offered is not None:
                 signed = self._signed(KEPT, self._offered)
                 if not self._handshake.verify(self._handshake.server_key, signature, signed):
-                    raise RemoteProtocolError("a renewal", close_code=CloseCode.SERVER_KEY_CHANGED)
+                    raise remote_fault("a renewal", CloseCode.SERVER_KEY_CHANGED)
                 self._present, self._offered = self._offered, None
                 return [SettleKey(self._present.public_key)]
             case _:
@@ -350,7 +350,7 @@ class CloudRenewal:
         verify, new = self._handshake.verify, message.key
         proved = verify(self.present, message.signature, self._signed(RENEWAL, new))
         if not proved or not verify(new, message.possession, self._signed(POSSESSION, new)):
-            raise RemoteProtocolError("a renewal", close_code=CloseCode.BAD_CREDENTIAL)
+            raise remote_fault("a renewal", CloseCode.BAD_CREDENTIAL)
         self.awaited = False
         return [KeepKey(self._handshake.device, self.present, new)]
 

@@ -21,7 +21,7 @@ import msgspec
 from paceline.core.clock import LinkClock
 from paceline.errors import LinkClosed, LinkError, LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages
-from paceline.wire.close_codes import CloseCode, sentence
+from paceline.wire.close_codes import CloseCode, remote_fault, sentence
 from paceline.wire.codec import decode, encode, peek_version
 from paceline.wire.effects import Authenticate, Connected, Deliver, Disconnected, Effect, SettleKey, TickAt, Transmit
 from paceline.wire.identity import CloudRenewal, DeviceRenewal, DiallerHandshake, Handshake, ListenerHandshake, Renewal
@@ -150,13 +150,9 @@ class SessionTable:
         the peer's, not new, or far from all before."""
         parity = 1 - self._own_parity
         if session % 2 != parity or session <= self._highest[parity]:
-            raise RemoteProtocolError(
-                f"session {session} opened again or by the wrong side", close_code=CloseCode.BAD_SESSION
-            )
+            raise remote_fault(f"session {session} opened again or by the wrong side", CloseCode.BAD_SESSION)
         if session > max(self._allocated, *self._highest.values()) + MAX_SKIPPED:
-            raise RemoteProtocolError(
-                f"session {session} leaves out too many numbers", close_code=CloseCode.BAD_SESSION
-            )
+            raise remote_fault(f"session {session} leaves out too many numbers", CloseCode.BAD_SESSION)
         self._highest[parity] = session
         if refuse:
             return "one side is going away"
@@ -281,7 +277,7 @@ class PeerMachine(ABC):
             version = peek_version(data)
             if version not in (None, messages.VERSION):
                 what = f"who dialled speaks {version}, who listens {messages.VERSION}"
-                raise RemoteProtocolError(what, close_code=CloseCode.VERSION_MISMATCH)
+                raise remote_fault(what, CloseCode.VERSION_MISMATCH)
         message = self._decode(data)
         trigger = TRIGGERS.get(type(message), Trigger.TRAFFIC)
         if trigger is Trigger.TRAFFIC and self.is_up:  # nearly all: the table allows it and changes nothing
@@ -325,7 +321,7 @@ class PeerMachine(ABC):
             self.state = following
         elif received is not None:
             what = f"a {received.__struct_config__.tag} message while {self.state.value}"
-            raise RemoteProtocolError(what, close_code=CloseCode.UNEXPECTED_MESSAGE)
+            raise remote_fault(what, CloseCode.UNEXPECTED_MESSAGE)
         else:
             raise LocalProtocolError(f"{trigger.value} while {self.state.value}")
 
@@ -433,7 +429,7 @@ class LinkMachine(PeerMachine):
                     return [Deliver(message)]
                 return [Transmit(encode(messages.CloseSession(session=session, reason=f"{messages.REFUSED}{refusal}")))]
             case messages.SessionFrame(session=session) if not self.sessions.was_opened(session):
-                raise RemoteProtocolError(f"session {session} was never opened", close_code=CloseCode.BAD_SESSION)
+                raise remote_fault(f"session {session} was never opened", CloseCode.BAD_SESSION)
             case messages.SessionFrame(session=session) if session in self.sessions:
                 if isinstance(message, messages.CloseSession):
                     self.sessions.close(session)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from paceline.core.aggregation.aggregators import LAST_LEVEL
 from paceline.core.sampling.dist import Dist
 from paceline.core.verification import POINTS, counts_of
-from paceline.errors import RemoteProtocolError
-from paceline.wire.close_codes import CloseCode
+from paceline.wire.close_codes import remote_fault
 
 # Numbers packed bit by bit, lowest bit first, for messages whose numbers are smaller than a byte.
 
@@ -53,7 +52,7 @@ class BitReader:
     def bits(self, width: int) -> int:
         begin, end = self._at, self._at + width
         if end > 8 * len(self._data):
-            raise RemoteProtocolError("it ends within a number", close_code=CloseCode.BAD_FRAME)
+            raise remote_fault("it ends within a number")
         self._at = end
         around = int.from_bytes(self._data[begin >> 3 : (end + 7) >> 3], "little")
         return around >> (begin & 7) & (1 << width) - 1
@@ -65,7 +64,7 @@ class BitReader:
             value |= (read & (1 << group) - 1) << place
             if not read >> group:
                 return value
-        raise RemoteProtocolError("a number is too large", close_code=CloseCode.BAD_FRAME)
+        raise remote_fault("a number is too large")
 
 
 # Token ids as LEB128 varints: seven bits a byte, lowest first, the high bit set on all but the last byte.
@@ -81,11 +80,6 @@ _TOO_LONG = "a token id is written in more bytes than it needs"
 def encode_tokens(tokens: Sequence[int]) -> bytes:
     """Token ids in their order."""
     return to_varints(np.array(tokens, dtype=np.uint64))
-
-
-def decode_tokens(data: bytes) -> list[int]:
-    """Inverse of `encode_tokens`. Raises RemoteProtocolError as `from_varints` does."""
-    return [int(token) for token in from_varints(data)]
 
 
 def to_varints(values: NDArray[np.uint64]) -> bytes:
@@ -121,18 +115,18 @@ def from_varints(data: bytes) -> NDArray[np.int64]:
     raw = np.frombuffer(data, dtype=np.uint8)
     (last_bytes,) = np.nonzero(raw < 128)
     if len(last_bytes) == 0 or last_bytes[-1] != len(raw) - 1:
-        raise _bad(_UNTERMINATED)
+        raise remote_fault(_UNTERMINATED)
     starts = np.concatenate(([0], last_bytes[:-1] + 1))
     sizes = last_bytes - starts + 1
     if sizes.max() > _MAX_BYTES or np.any((sizes > 1) & (raw[last_bytes] == 0)):
-        raise _bad(_TOO_LONG)
+        raise remote_fault(_TOO_LONG)
     places = np.arange(len(raw)) - np.repeat(starts, sizes)
     return np.add.reduceat((raw & 127).astype(np.int64) << 7 * places, starts)
 
 
 def _few_from_bytes(data: bytes) -> list[int]:
     if data and data[-1] > 127:
-        raise _bad(_UNTERMINATED)
+        raise remote_fault(_UNTERMINATED)
     values: list[int] = []
     value = size = 0
     for byte in data:
@@ -141,7 +135,7 @@ def _few_from_bytes(data: bytes) -> list[int]:
         if byte > 127:
             continue
         if size > _MAX_BYTES or (size > 1 and byte == 0):
-            raise _bad(_TOO_LONG)
+            raise remote_fault(_TOO_LONG)
         values.append(value)
         value = size = 0
     return values
@@ -159,17 +153,13 @@ def read_number(data: bytes, at: int) -> tuple[int, int]:
     while end < len(data) and data[end] > 127:
         end += 1
     if end >= len(data):
-        raise _bad(_UNTERMINATED)
+        raise remote_fault(_UNTERMINATED)
     if end - at >= _MAX_BYTES or (end > at and data[end] == 0):
-        raise _bad(_TOO_LONG)
+        raise remote_fault(_TOO_LONG)
     value = 0
     for byte in reversed(data[at : end + 1]):
         value = value << 7 | byte & 127
     return value, end + 1
-
-
-def _bad(what: str) -> RemoteProtocolError:
-    return RemoteProtocolError(what, close_code=CloseCode.BAD_FRAME)
 
 
 # Short form of a message in place of its MessagePack array, for one that is sent for every few tokens.
@@ -203,7 +193,7 @@ def unpack(data: bytes, num_numbers: int) -> tuple[int, int, list[int], bytes]:
     ranges of fields are not checked."""
     flags, at = data[0], 1
     if flags & _LAST and not num_numbers:
-        raise RemoteProtocolError("it has no last number", close_code=CloseCode.BAD_FRAME)
+        raise remote_fault("it has no last number")
     last = [bool(flags & _LAST)] if num_numbers else []
     present = [True, bool(flags & _EPOCH), *[True] * (num_numbers - 1), *last]
     found: list[int] = []
@@ -213,7 +203,7 @@ def unpack(data: bytes, num_numbers: int) -> tuple[int, int, list[int], bytes]:
             value, at = read_number(data, at)
         found.append(value)
     if (flags & _EPOCH and not found[1]) or (flags & _LAST and not found[-1]):
-        raise RemoteProtocolError("a number that is 0 is written", close_code=CloseCode.BAD_FRAME)
+        raise remote_fault("a number that is 0 is written")
     session, epoch, *numbers = found
     return session, epoch, numbers, data[at:]
 
@@ -236,7 +226,7 @@ def unpack_dists(data: bytes) -> list[tuple[bytes, bytes]]:
         parts.append(data[at : at + length])
         at += length
     if at > len(data) or len(parts) % 2 or not parts:
-        raise RemoteProtocolError("distributions end too early", close_code=CloseCode.BAD_FRAME)
+        raise remote_fault("distributions end too early")
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
@@ -270,10 +260,10 @@ def decode_draft_dist(data: bytes, vocab_size: int) -> Dist:
     half = len(numbers) // 2
     steps, counts = numbers[:half], numbers[half:] + 1
     if half == 0 or len(counts) != half or int(counts.max()) > POINTS or int(counts.sum()) != POINTS:
-        raise _bad("what should be the distribution of a draft is none")
+        raise remote_fault("what should be the distribution of a draft is none")
     ids = np.cumsum(steps + 1) - 1  # at most `POINTS` steps, each below 2**35: no overflow
     if int(ids[-1]) >= vocab_size:
-        raise _bad("the distribution of a draft has a token id outside the vocabulary")
+        raise remote_fault("the distribution of a draft has a token id outside the vocabulary")
     return Dist(ids.astype(np.int32), counts / POINTS)
 
 
@@ -299,14 +289,14 @@ def encode_places(places: Sequence[Place]) -> bytes:
 def decode_places(data: bytes) -> list[Place]:
     """Inverse of `encode_places`. Raises RemoteProtocolError for what it does not write."""
     places: list[Place] = []
-    numbers = iter(decode_tokens(data))
+    numbers = iter(from_varints(data).tolist())
     for number in numbers:
         token, second = number >> 1, None
         if number & 1:
             following = next(numbers, 1)
             second = following >> 1
             if following & 1 or second == token:
-                raise RemoteProtocolError("a draft has no second guess of its own", close_code=CloseCode.BAD_FRAME)
+                raise remote_fault("a draft has no second guess of its own")
         places.append((token, second))
     return places
 
@@ -348,12 +338,12 @@ def unpack_targets(data: bytes) -> tuple[list[int], bytes, bytes]:
     tokens = values >> _MARK_BITS
     laned, known = (marks > 0) & (marks <= _LAST_LANE), marks > _LAST_LANE
     if laned.any() and not laned.all():
-        raise _bad("lanes of some tokens alone")
+        raise remote_fault("lanes of some tokens alone")
     if tokens[known].any() or (marks > _FIRST_SOURCE + SENDERS).any():
-        raise _bad("a target is named in two ways, or in none")
+        raise remote_fault("a target is named in two ways, or in none")
     lanes = (marks - 1).tobytes() if laned.any() else b""
     sources = np.where(known, marks - _FIRST_SOURCE, NAMED).astype(np.uint8).tobytes() if known.any() else b""
-    return [int(token) for token in tokens], lanes, sources
+    return tokens.tolist(), lanes, sources
 
 
 # Draft tree nodes of the `aggregate` strategy in few bits: the prefix of each node and the sender's choice after it.
@@ -432,11 +422,11 @@ def pack_nodes(nodes: EncodedNodes) -> bytes:
 def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
     """Decode. Raises RemoteProtocolError for anything `pack_nodes` cannot have written for that vocabulary size."""
     if not data:
-        raise _bad("nodes are missing")
+        raise remote_fault("nodes are missing")
     reader = BitReader(data)
     count = reader.number(COUNT_GROUP) + 1
     if count > MAX_NODES:
-        raise _bad(f"{count} nodes in one message")
+        raise remote_fault(f"{count} nodes in one message")
     anchored, has_choices, has_scores = (bool(reader.bits(1)) for _ in range(3))
     level = 0 if has_choices else reader.bits(LEVEL_BITS)
     width, first = TOKEN_BITS[reader.bits(WIDTH_BITS)], reader.number(ID_GROUP)
@@ -472,9 +462,9 @@ def unpack_nodes(data: bytes, vocab_size: int | None = None) -> EncodedNodes:
         scores=tuple(scores) if has_scores else None,
     )
     if (fault := _fault(nodes, _LIMIT if vocab_size is None else min(vocab_size, _LIMIT))) is not None:
-        raise _bad(fault)
+        raise remote_fault(fault)
     if pack_nodes(nodes) != data:  # numbers, tokens or widths not in shortest form, or trailing bits
-        raise _bad("nodes are not packed as they should be")
+        raise remote_fault("nodes are not packed as they should be")
     return nodes
 
 

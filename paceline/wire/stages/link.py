@@ -17,14 +17,14 @@ from typing import cast
 import msgspec
 
 from paceline.errors import LocalProtocolError
-from paceline.wire.close_codes import CloseCode
+from paceline.wire.close_codes import CloseCode, remote_fault
 from paceline.wire.codec import decode_with, encode
 from paceline.wire.effects import Bulk, Deliver, Effect, Transmit
 from paceline.wire.identity import Handshake
 from paceline.wire.link import PeerMachine
 from paceline.wire.messages import Challenge, Frame, Hello, Ping, Pong, Proof, Welcome
 from paceline.wire.stages import messages
-from paceline.wire.stages.messages import MAX_BULK_BYTES, BulkHeader, Credit, bad_frame
+from paceline.wire.stages.messages import MAX_BULK_BYTES, BulkHeader, Credit
 
 WINDOW_BYTES = 1 << 22
 CHUNK_BYTES = 1 << 16
@@ -127,9 +127,9 @@ class StageMachine(PeerMachine):
         message = self._incoming[-1] if self._incoming else None
         count = len(data) - start
         if message is None or count > message.missing:
-            raise bad_frame("a chunk of no bulk message")
+            raise remote_fault("a chunk of no bulk message")
         if count > self._granted:
-            raise bad_frame("a bulk message beyond its credit")
+            raise remote_fault("a bulk message beyond its credit")
         self._granted -= count
         message.missing -= count
         message.payload += memoryview(data)[start:]
@@ -146,13 +146,13 @@ class StageMachine(PeerMachine):
         size = int.from_bytes(data[begin - SIZE_BYTES : begin], "big")
         header = self._decode(data[begin:stop])
         if not isinstance(header, BulkHeader) or stop > len(data):
-            raise bad_frame("no header of a bulk message")
+            raise remote_fault("no header of a bulk message")
         if size > MAX_BULK_BYTES:
-            raise bad_frame(f"a bulk message of {size} bytes", CloseCode.TOO_LARGE)
+            raise remote_fault(f"a bulk message of {size} bytes", CloseCode.TOO_LARGE)
         if self._incoming and self._incoming[-1].missing:
-            raise bad_frame("a bulk message within another")
+            raise remote_fault("a bulk message within another")
         if len(self._incoming) >= MAX_WAITING:
-            raise bad_frame("too many bulk messages that nobody has taken", CloseCode.TOO_LARGE)
+            raise remote_fault("too many bulk messages that nobody has taken", CloseCode.TOO_LARGE)
         self._incoming.append(_Incoming(header, size))
         return stop
 
@@ -164,9 +164,9 @@ class StageMachine(PeerMachine):
             case Credit(num_bytes=num_bytes):
                 self._credit += num_bytes
                 if self._credit > self._window:
-                    raise bad_frame("more credit than one window")
+                    raise remote_fault("more credit than one window")
             case BulkHeader():
-                raise bad_frame("a header without its bulk message")
+                raise remote_fault("a header without its bulk message")
         return [Deliver(message)]
 
     def _grant(self, count: int) -> list[Effect]:

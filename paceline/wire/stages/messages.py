@@ -22,8 +22,7 @@ from paceline.core.batching.block_manager import CARRIERS, KvPrefix
 from paceline.core.batching.segment import ROOT, Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow
-from paceline.errors import RemoteProtocolError
-from paceline.wire.close_codes import CloseCode
+from paceline.wire.close_codes import remote_fault
 from paceline.wire.messages import Count, Frame, Hash, Name, PublicKey, SentPart, Token
 
 # Number format of hidden rows on their way, little-endian.
@@ -293,13 +292,13 @@ def kv_from_wire(header: KvRows, payload: bytes | bytearray, model: str, tokens:
     carrier = CARRIERS.get(header.dtype)
     sizes = [math.prod(shape) for shape in (header.key_shape, header.value_shape)]
     if carrier is None or len(payload) != sum(sizes) * carrier.itemsize:
-        raise bad_frame(f"{len(payload)} bytes for {header.key_shape} and {header.value_shape} of {header.dtype}")
+        raise remote_fault(f"{len(payload)} bytes for {header.key_shape} and {header.value_shape} of {header.dtype}")
     both = np.frombuffer(payload, carrier)
     keys, values = both[: sizes[0]].reshape(header.key_shape), both[sizes[0] :].reshape(header.value_shape)
     try:
         return KvPrefix(model, header.dtype, tuple(tokens), keys, values)
     except ValueError as error:
-        raise bad_frame(str(error)) from error
+        raise remote_fault(str(error)) from error
 
 
 def kept_of(asked: Batch, left: Batch) -> Kept:
@@ -319,7 +318,7 @@ def kept_of(asked: Batch, left: Batch) -> Kept:
 def without_others(asked: Batch, kept: Kept) -> Batch:
     """`asked` with these rows of each segment alone. Raises RemoteProtocolError for rows that it has not."""
     if len(kept) != len(asked.segments):
-        raise bad_frame(f"rows of {len(kept)} segments for {len(asked.segments)}")
+        raise remote_fault(f"rows of {len(kept)} segments for {len(asked.segments)}")
     left = [_only(segment, rows) for segment, rows in zip(asked.segments, kept, strict=True)]
     return Batch(tuple(segment for segment in left if segment is not None))
 
@@ -331,7 +330,7 @@ def _only(segment: Segment, rows: RowIndices | None) -> Segment | None:
         return None
     rising = all(a < b for a, b in pairwise(rows))
     if segment.parents is None or not rising or rows[-1] >= len(segment.tokens):
-        raise bad_frame(f"rows {rows[:8]} of a segment with {len(segment.tokens)}")
+        raise remote_fault(f"rows {rows[:8]} of a segment with {len(segment.tokens)}")
     wanted = set(segment.logits_rows())
     ids, parents = segment.node_ids, segment.parents
     return Segment(
@@ -380,8 +379,3 @@ def _dists_of(row: SampledRow) -> Iterator[Dist]:
 
 def _is_sound(dist: Dist) -> bool:
     return len(dist.ids) == len(dist.probs) and bool((np.diff(dist.ids) > 0).all())
-
-
-def bad_frame(what: str, code: CloseCode = CloseCode.BAD_FRAME) -> RemoteProtocolError:
-    """What the other end has sent cannot be."""
-    return RemoteProtocolError(what, close_code=code)
