@@ -126,10 +126,6 @@ class PeerWatch:
         """The pace is known: its prompt read, a peer has brought the answer on several times."""
         return self._deliveries >= FIRST_DELIVERIES
 
-    def next_look(self, now: float, *, linked: bool) -> float:
-        """When to look again."""
-        return now + (LISTEN_S if linked else SYNC_INTERVAL_S)
-
     def pass_over(self) -> str:
         """Go on without the peer. Returns why, as the end of a sentence."""
         if not (self._silent or self._steady):
@@ -393,7 +389,7 @@ class Joint(ABC):
 
     def _next_wake(self) -> WakeAt:
         listens = self._config.seat.faces_client and self._linked
-        return WakeAt(self._watch.next_look(self._now, linked=listens))
+        return WakeAt(self._now + (LISTEN_S if listens else SYNC_INTERVAL_S))
 
     # ---- targets ----------------------------------------------------------------------------------------------------
     def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:

@@ -106,7 +106,7 @@ class DraftCounts:
     examined: int = 0  # in whose place a target is known
     accepted: int = 0
     looked_up: int = 0  # of the drafted ones: from tables and the text, without a forward
-    second: int = 0  # second guesses that were the target in place of their draft
+    second_accepted: int = 0  # second guesses that were the target in place of their draft
 
 
 class Departures:
@@ -183,7 +183,7 @@ class Drafting:
             return
         self._counts.examined += 1
         self._counts.accepted += examined.accepted
-        self._counts.second += examined.second is True
+        self._counts.second_accepted += examined.second is True
         if not self._late:
             self._pace.examined(examined.nats, accepted=examined.accepted, second=examined.second)
         if not examined.accepted:

@@ -14,6 +14,7 @@ model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.sampling.dist import Dist
@@ -168,17 +169,9 @@ class Drafter(Joint):
         return super()._finish(reason, end)
 
     def stats(self) -> dict[str, float]:
-        decoder, counts = self._decoder, self._counts
-        return {
-            "forwards": float(decoder.forwards),
-            "rows": float(decoder.rows),
-            "drafted": float(counts.drafted),
-            "accepted": float(counts.accepted),
-            "examined": float(counts.examined),
-            "looked_up": float(counts.looked_up),
-            "second_accepted": float(counts.second),
-            "alone": float(self._alone),
-        }
+        decoder = self._decoder
+        counts = {"forwards": decoder.forwards, "rows": decoder.rows, "alone": self._alone} | asdict(self._counts)
+        return {name: float(count) for name, count in counts.items()}
 
 
 def _decoded(config: MachineConfig, dists: Sequence[DistPayload]) -> Dist | None:

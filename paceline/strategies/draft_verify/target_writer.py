@@ -353,15 +353,11 @@ class TargetWriter(Joint):
         return Guess(draft.token, first, draft.second, second)
 
     def stats(self) -> dict[str, float]:
-        stats = {
-            "forwards": float(self._decoder.forwards),
-            "rows": float(self._decoder.rows),
-            "drafted": float(self._verified),
-            "accepted": float(self._accepted),
-        }
-        if self._tables is not None:
-            stats |= {f"tables_{name}": value for name, value in self._tables.stats().items()}
-        return stats
+        counts = {"forwards": self._decoder.forwards, "rows": self._decoder.rows}
+        counts |= {"drafted": self._verified, "accepted": self._accepted}
+        tables = {} if self._tables is None else self._tables.stats()
+        stats = {name: float(count) for name, count in counts.items()}
+        return stats | {f"tables_{name}": value for name, value in tables.items()}
 
 
 def _rate_class(draft: Draft) -> int:
