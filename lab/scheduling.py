@@ -58,7 +58,7 @@ def static_map(units: Mapping[str, str]) -> Ablation:
 
 
 class _FixedShapes(Predictions):
-    def _best_shape(self, operation: Operation, items: int, *_: object) -> int:
+    def shape(self, operation: Operation, items: int, *_: object) -> int:
         return items if operation.ordered else min(FIXED_SHAPE, items)
 
 

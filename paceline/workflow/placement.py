@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from paceline.workflow.graph import Launch, Operation, ProcessingUnit, Stage, StageGraph
@@ -21,6 +22,10 @@ from paceline.workflow.profiles import OperationProfile, Profiles
 # The shapes in which the work of a stage is cut for a unit (HeRo, eq. 3).
 
 
+MAX_KNOWN: Final = 4096  # predictions of each kind that are remembered; a profile that has learnt is a new one
+
+
+@lru_cache(MAX_KNOWN)
 def best_shape(profile: OperationProfile, items: int, most: int | None = None, launch_s: float = 0.0) -> int:
     """Shape with the least ceil(items ÷ shape) · seconds(shape); of equal ones the smallest.
 
@@ -30,53 +35,29 @@ def best_shape(profile: OperationProfile, items: int, most: int | None = None, l
     return min(shapes, key=lambda shape: math.ceil(items / shape) * (profile.seconds(shape) + launch_s))
 
 
+@lru_cache(MAX_KNOWN)
 def seconds_for(profile: OperationProfile, items: int, shape: int) -> float:
     """Seconds for so many items in launches of that shape; the last may have fewer items."""
     whole, rest = divmod(items, shape)
     return whole * profile.seconds(shape) + (profile.seconds(rest) if rest else 0.0)
 
 
-MAX_KNOWN: Final = 50_000  # predictions that are remembered
-
-
 class Predictions:
-    """Shapes of work on a unit, and its seconds there; remembered until a profile changes."""
+    """Shapes of work on a unit, and its seconds there."""
 
     def __init__(self, profiles: Profiles) -> None:
         self.profiles = profiles
-        self._known: dict[tuple[Operation, str, int], float | None] = {}
-        self._shapes: dict[tuple[Operation, str, int, float], int] = {}
-        self._revision = profiles.revision
 
-    def shape(self, operation: Operation, items: int, unit: ProcessingUnit, profile: OperationProfile) -> int:
-        """Of launches for so many items."""
-        self._forget()
-        key = operation, unit.kind, items, unit.latency_s
-        if key not in self._shapes:
-            self._shapes[key] = self._best_shape(operation, items, profile, unit.latency_s)
-        return self._shapes[key]
+    def shape(self, operation: Operation, items: int, profile: OperationProfile, launch_s: float = 0.0) -> int:
+        """Of launches for so many items. launch_s: as of `best_shape`."""
+        return best_shape(profile, items, operation.group, launch_s)
 
     def seconds(self, operation: Operation, items: int, kind: str) -> float | None:
         """Of so many items; None without a profile."""
-        self._forget()
-        key = operation, kind, items
-        if key not in self._known:
-            profile = self.profiles.get(operation.name, kind)
-            if profile is None or items <= 0:
-                self._known[key] = None if profile is None else 0.0
-            else:
-                self._known[key] = seconds_for(profile, items, self._best_shape(operation, items, profile))
-        return self._known[key]
-
-    def _best_shape(self, operation: Operation, items: int, profile: OperationProfile, launch_s: float = 0.0) -> int:
-        return best_shape(profile, items, operation.group, launch_s)
-
-    def _forget(self) -> None:
-        """What was remembered is of older profiles, or too much."""
-        if self._revision != self.profiles.revision or len(self._known) + len(self._shapes) > MAX_KNOWN:
-            self._known.clear()
-            self._shapes.clear()
-            self._revision = self.profiles.revision
+        profile = self.profiles.get(operation.name, kind)
+        if profile is None:
+            return None
+        return seconds_for(profile, items, self.shape(operation, items, profile)) if items > 0 else 0.0
 
 
 # Which stage the end of the workflow waits for (HeRo, eq. 4): the longest path of predicted seconds from a stage to the
@@ -220,7 +201,7 @@ class Placer:
         profile = self.predictions.profiles.get(stage.operation.name, unit.kind)
         if profile is None:
             return None
-        shape = self.predictions.shape(stage.operation, stage.remaining, unit, profile)
+        shape = self.predictions.shape(stage.operation, stage.remaining, profile, unit.latency_s)
         begins = self.now if idle else self.free[unit.name]
         end = begins + self._moving(stage, unit, shape) + seconds_for(profile, stage.remaining, shape)
         return _Option(unit, profile, shape, idle, end, end + after.get(unit.memory, 0.0))

@@ -13,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Final
 
 
@@ -43,17 +43,14 @@ class OperationProfile:
 
 def _regression(shapes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
     """(seconds of a launch, seconds of an item) by least squares, neither below 0; of one shape: all of its items."""
-    middle, mean = fmean(shapes), fmean(seconds)
-    spread = sum((shape - middle) ** 2 for shape in shapes)
-    if spread:
-        each = sum((shape - middle) * (taken - mean) for shape, taken in zip(shapes, seconds, strict=True)) / spread
-        fixed = mean - each * middle
-        if each >= 0.0 and fixed >= 0.0:
-            return fixed, each
-        if each < 0.0:
-            return mean, 0.0
-    through = sum(shape * taken for shape, taken in zip(shapes, seconds, strict=True))
-    return 0.0, through / sum(shape * shape for shape in shapes)
+    if len(shapes) == 1:
+        return 0.0, seconds[0] / shapes[0]
+    line = linear_regression(shapes, seconds)
+    if line.slope < 0.0:
+        return fmean(seconds), 0.0
+    if line.intercept < 0.0:
+        return 0.0, linear_regression(shapes, seconds, proportional=True).slope
+    return line.intercept, line.slope
 
 
 SHAPES: Final = 16  # of an operation that are learnt
@@ -70,7 +67,6 @@ class Profiles:
     def __init__(self) -> None:
         self._windows: dict[Key, dict[int, deque[float]]] = {}
         self._learnt: dict[Key, OperationProfile] = {}
-        self.revision = 0  # rises when a profile changes
 
     def get(self, operation: str, kind: str) -> OperationProfile | None:
         """None: it never ran there."""
@@ -90,10 +86,8 @@ class Profiles:
             shape = nearest
         windows.setdefault(shape, deque(maxlen=WINDOW)).append(seconds)
         self._learnt[key] = OperationProfile({each: median(window) for each, window in windows.items()})
-        self.revision += 1
 
     def forget(self, operation: str, kind: str) -> None:
         """As if it had never run."""
         self._windows.pop((operation, kind), None)
-        if self._learnt.pop((operation, kind), None) is not None:
-            self.revision += 1
+        self._learnt.pop((operation, kind), None)
