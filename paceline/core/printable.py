@@ -25,6 +25,15 @@ def one_line(text: str, limit: int) -> str:
     return " ".join(printable(text[: 4 * limit]).split())[:limit]
 
 
+def shortened(text: str, limit: int) -> str:
+    """At most `limit` characters of a text: its beginning and its longer end, where a question usually is, cut at
+    blanks."""
+    if len(text) <= limit:
+        return text
+    head = limit // 3
+    return f"{text[:head].rsplit(' ', 1)[0]} {text[-(limit - head - 1) :].split(' ', 1)[-1]}"
+
+
 def printable_lines(text: str) -> str:
     """The text without what controls a terminal; its lines, tabs and joined characters stay."""
     return _CONTROL.sub("", text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.core.printable import shortened
 from paceline.core.words import Words
 from paceline.rag.records import Passage
 from paceline.settings_tables import TUNING
@@ -52,9 +53,9 @@ def query_of(messages: Messages) -> str:
     if not user_texts:
         return ""
     if len(user_texts) == 1 or not _is_follow_up(user_texts[-1]):
-        return _shortened(user_texts[-1], MAX_QUERY)
-    last = _shortened(user_texts[-1], MAX_QUERY // 2)
-    return f"{_shortened(user_texts[-2], MAX_QUERY - len(last) - 1)} {last}"
+        return shortened(user_texts[-1], MAX_QUERY)
+    last = shortened(user_texts[-1], MAX_QUERY // 2)
+    return f"{shortened(user_texts[-2], MAX_QUERY - len(last) - 1)} {last}"
 
 
 def _is_follow_up(text: str) -> bool:
@@ -62,14 +63,6 @@ def _is_follow_up(text: str) -> bool:
     num_words = len(Words(text).words())
     reference = _PRONOUN.search(text) or _CONTINUATION.match(text)
     return num_words < _MIN_STANDALONE_WORDS or (num_words <= _MAX_FOLLOW_UP_WORDS and reference is not None)
-
-
-def _shortened(text: str, limit: int) -> str:
-    """At most `limit` characters: the first third of them and the last two thirds, cut at words."""
-    if len(text) <= limit:
-        return text
-    head = limit // 3
-    return f"{text[:head].rsplit(' ', 1)[0]} {text[-(limit - head - 1) :].split(' ', 1)[-1]}"
 
 
 PARTED = "\n\n"  # between passages that stand in one context

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Literal, TypeVar
 
+from paceline.core.printable import shortened
 from paceline.workflow import reading
 
 Origin = Literal["device", "cloud", "web"]
@@ -123,7 +124,7 @@ MAX_QUESTION: Final = 2000  # characters of a question in prompts of agents
 
 
 def _prompt(instructions: str, question: str, quotes: str = "") -> Prompt:
-    asked = f"Question: {reading.shortened(reading.one_line(question), MAX_QUESTION)}"
+    asked = f"Question: {shortened(reading.one_line(question), MAX_QUESTION)}"
     content = f"{quotes}\n\n{asked}" if quotes else asked
     return [{"role": "system", "content": instructions}, {"role": "user", "content": content}]
 
@@ -268,7 +269,7 @@ def rewrite(question: str, titles: Sequence[str] = ()) -> QueryAgent:
 def plan(question: str) -> QueryAgent:
     """What to search the web for. It reads the user's own words alone, so no document is in its queries; question: of
     messages of the user, never of earlier answers. Where it writes nonsense, the question is searched for."""
-    fallback = reading.shortened(reading.one_line(question), MAX_QUERY)
+    fallback = shortened(reading.one_line(question), MAX_QUERY)
     parser = partial(QueryParser, PLAN_QUERIES, MAX_QUERY, reading.Vocabulary([question]), fallback)
     return AgentTask(64, _prompt(_PLAN, question), parser)
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from paceline.core.printable import shortened
 from paceline.workflow import reading
 
 JOB_TOKENS: Final = 32  # of a reply: a few words
@@ -54,7 +55,7 @@ def named_in(question: str, names: Collection[str]) -> set[str]:
 
 def asked_of_passage(question: str, *, points: bool) -> str:
     """The message of a job. points: to a model that answers with words of the passage anyway, and follows nothing."""
-    text = reading.shortened(reading.one_line(question), MAX_ASKED)
+    text = shortened(reading.one_line(question), MAX_ASKED)
     return text if points else _ASK.format(question=text)
 
 

@@ -206,14 +206,6 @@ def without_controls(text: str) -> str:
     return _DIRECTION.sub("", printable_lines(text))
 
 
-def shortened(text: str, limit: int) -> str:
-    """At most `limit` characters of a line: its beginning and its longer end, where a question usually is."""
-    if len(text) <= limit:
-        return text
-    head = limit // 3
-    return f"{text[:head].rsplit(' ', 1)[0]} {text[-(limit - head - 1) :].split(' ', 1)[-1]}"
-
-
 def beginning(text: str, limit: int) -> str:
     """At most `limit` characters, cut at a blank where there is one."""
     text = text.strip()
