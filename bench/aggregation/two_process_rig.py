@@ -140,6 +140,12 @@ def random_engine(shape: Shape, vocab_size: int, name: str) -> Engine:
     return engine
 
 
+class _WholeDocuments(DocumentStore):
+    """Each document is one chunk."""
+
+    chunk_tokens = POSITIONS
+
+
 class StreamTransport:
     """A `Transport` over a byte stream of length-prefixed messages."""
 
@@ -187,7 +193,7 @@ class Setting:
         return self.folder / "prepared"
 
     def open_store(self, side: Side) -> DocumentStore:
-        return DocumentStore.open(self.folder / side, HashEmbedder(), chunk_tokens=POSITIONS)
+        return _WholeDocuments.open(self.folder / side, HashEmbedder())
 
     def open_kv(self, side: Side) -> DocumentKvStore:
         return DocumentKvStore(self.folder / side / FOLDER, 1 << 30)

@@ -211,18 +211,11 @@ def split(
     """Chunks in order of position. None for an empty text. The title's tokens are not counted.
 
     pages: where each page begins, in characters; the page is then part of a chunk's title, as its sheet is of a row's.
-    Raises ValueError unless 0 <= overlap <= chunk_tokens / 2. Only a single character of more than `chunk_tokens`
-    tokens makes a larger chunk.
+    overlap: at most half of `chunk_tokens`. Only a single character of more than `chunk_tokens` tokens makes a larger
+    chunk.
     """
-    if not 0 <= overlap <= chunk_tokens / 2:
-        raise ValueError(f"overlap must be from 0 to half of chunk_tokens, got {overlap} of {chunk_tokens}")
-    pieces = _Pieces(text, count, chunk_tokens, kind)
-    return _chunks(text, pieces, title, places(text, kind, pages), kind, bool(pages), chunk_tokens, overlap)
-
-
-def _chunks(
-    text: str, pieces: _Pieces, title: str, place: Place, kind: Kind, has_pages: bool, chunk_tokens: int, overlap: int
-) -> Iterator[Chunk]:
+    assert 0 <= overlap <= chunk_tokens / 2, (overlap, chunk_tokens)
+    pieces, place = _Pieces(text, count, chunk_tokens, kind), places(text, kind, pages)
     first, last = 0, 0  # the chunk is pieces[first:last]
     while pieces.reach(first, last, chunk_tokens) > last:
         previous, last = last, _last_piece(pieces, first, last, chunk_tokens)
@@ -230,14 +223,10 @@ def _chunks(
         start, end = pieces.offsets[first], pieces.offsets[last]
         body = text[start:end]
         where = place(start + len(body) - len(body.lstrip()), start + len(body.rstrip()))
-        shown = "" if _begins_with(body, title) else title
-        page = where if has_pages else where.rpartition(", row")[0] if kind == "xlsx" else ""
+        shown = "" if body.lstrip("# \t\n").startswith(title) else title
+        page = where if pages else where.rpartition(", row")[0] if kind == "xlsx" else ""
         yield Chunk(start, end, body, ", ".join(part for part in (shown, page) if part), where)
         first = _next_first(pieces, last, overlap, chunk_tokens)
-
-
-def _begins_with(body: str, title: str) -> bool:
-    return body.lstrip("# \t\n").startswith(title)
 
 
 class _Pieces:

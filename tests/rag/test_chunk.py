@@ -119,11 +119,6 @@ def test_a_text_without_spaces_is_split_within_the_chunk_size() -> None:
     assert split("one", len) == [Chunk(0, 3, "one", "")]
 
 
-def test_an_overlap_of_more_than_half_is_refused() -> None:
-    with pytest.raises(ValueError, match="overlap"):
-        split("text", len, chunk_tokens=10, overlap=6)
-
-
 # ---- names of places in documents, and source code divided by its definitions ---------------------------------------
 CODE = """import os
 

@@ -61,16 +61,9 @@ class DocumentStore:
     still holds, and is otherwise computed again.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        embedder: Embedder,
-        database: Database,
-        *,
-        home: Home | None,
-        chunk_tokens: int,
-        overlap: int,
-    ) -> None:
+    chunk_tokens, overlap = CHUNK_TOKENS, OVERLAP_TOKENS
+
+    def __init__(self, directory: Path, embedder: Embedder, database: Database, *, home: Home | None) -> None:
         self.home = home  # where several servers keep it together
         self.directory = directory
         self.embedder = embedder
@@ -78,7 +71,6 @@ class DocumentStore:
         self._index = HybridIndex(database, embedder.dimensions)  # guarded by the database's lock
         self._document_kv = DocumentKvStore(directory / FOLDER, 0, seal=database.seal)  # only to remove from
         self._removals = 0  # as last counted; guarded likewise
-        self._chunk_size = {"chunk_tokens": chunk_tokens, "overlap": overlap}
 
     @classmethod
     def open(
@@ -90,8 +82,6 @@ class DocumentStore:
         reindex: bool = False,
         encrypt: bool = False,
         home: Home | None = None,
-        chunk_tokens: int = CHUNK_TOKENS,
-        overlap: int = OVERLAP_TOKENS,
     ) -> Self:
         """Open the store; create its folder (mode 0700) if there is none.
 
@@ -101,16 +91,11 @@ class DocumentStore:
         reindex: change to this embedder and embed everything again.
         Raises ConfigError when the folder cannot be used, belongs to the other side, or has another embedder's vectors.
         """
-        if chunk_tokens < 8 or not 0 <= overlap <= chunk_tokens / 2:
-            raise ConfigError(
-                f"Chunks of {chunk_tokens} tokens with {overlap} repeated cannot be: use at least 8, and at most half "
-                "of them repeated."
-            )
         directory = directory.absolute()
         database = Database(
             directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side, encrypt=encrypt, home=home
         )
-        store = cls(directory, embedder, database, home=home, chunk_tokens=chunk_tokens, overlap=overlap)
+        store = cls(directory, embedder, database, home=home)
         try:
             finish_encryption(directory, database)
             if reindex:
@@ -421,8 +406,8 @@ class DocumentStore:
             known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
         found: list[list[Chunk]] = []
         for parsed in documents:
-            is_new = parsed.sha256 not in known
-            found.append(list(split_document(parsed, self.embedder.count, **self._chunk_size)) if is_new else [])
+            chunks = split_document(parsed, self.embedder.count, chunk_tokens=self.chunk_tokens, overlap=self.overlap)
+            found.append([] if parsed.sha256 in known else list(chunks))
             known.add(parsed.sha256)
         return found
 

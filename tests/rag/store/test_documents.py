@@ -303,9 +303,6 @@ def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(ConfigError, match="another version"):
         DocumentStore.open(tmp_path / "newer", HashEmbedder())
-    with pytest.raises(ConfigError, match="at most half"):
-        DocumentStore.open(tmp_path / "new", HashEmbedder(), chunk_tokens=10, overlap=9)
-    assert not (tmp_path / "new").exists()
 
 
 def test_threads_may_search_while_others_add_and_remove(store: DocumentStore) -> None:
@@ -493,8 +490,12 @@ def test_the_oldest_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert kept == [2, 3, 4]
 
 
-def test_a_store_tells_its_documents_and_what_stands_around_a_chunk(tmp_path: Path) -> None:
-    with DocumentStore.open(tmp_path / "docs", HashEmbedder(), chunk_tokens=16, overlap=0) as store:
+def test_a_store_tells_its_documents_and_what_stands_around_a_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DocumentStore, "chunk_tokens", 16)
+    monkeypatch.setattr(DocumentStore, "overlap", 0)
+    with DocumentStore.open(tmp_path / "docs", HashEmbedder()) as store:
         text = " ".join(f"The boat number {number} of the harbour is red." for number in range(12))
         store.add_text("long.md", text, zone="cloud")
         store.add_text("short.md", "A mill.", zone="cloud")

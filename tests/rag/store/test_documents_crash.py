@@ -21,9 +21,8 @@ CHANGER = (
     STEPS
     + """
 sqlite3.connect = traced
-store = DocumentStore.open(
-    Path(sys.argv[1]), HashEmbedder(), chunk_tokens=16, overlap=4, encrypt=sys.argv[3:] == ["encrypt"]
-)
+DocumentStore.chunk_tokens, DocumentStore.overlap = 16, 4
+store = DocumentStore.open(Path(sys.argv[1]), HashEmbedder(), encrypt=sys.argv[3:] == ["encrypt"])
 i = 0
 while True:
     body = " ".join(f"Sentence {n} of version v{i}." for n in range(20))
