@@ -61,8 +61,8 @@ class WordHit:
 class BM25Index:
     """BM25 over a fixed set of chunks."""
 
-    def __init__(self, ids: Sequence[int], texts: Sequence[str]) -> None:
-        self._ids = ids
+    def __init__(self, ids: NDArray[np.int64], texts: Sequence[str]) -> None:
+        self.ids = ids
         self._indexes: list[bm25s.BM25] = []  # of words, and of their parts: else parts would make texts longer
         corpora: tuple[list[list[str]], list[list[str]]] = ([], [])
         for text in texts:
@@ -90,10 +90,10 @@ class BM25Index:
         exact, rare = self._exact(set(words))
         named, telling = self._numbers(asked)
         best = (place for place in np.lexsort((-scores, -named)).tolist() if scores[place] > 0)
-        chosen = islice((place for place in best if allowed is None or self._ids[place] in allowed), k)
+        chosen = islice((place for place in best if allowed is None or self.ids.item(place) in allowed), k)
         return [
             WordHit(
-                self._ids[place],
+                self.ids.item(place),
                 bool(named[place]),
                 bool(exact[place]),
                 rank < _LEADING and bool(rare[place]),
@@ -105,7 +105,7 @@ class BM25Index:
     def _exact(self, words: set[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(chunks,) whether each holds nearly all of these words by weight, and a rare one among them; and whether it
         holds a rare one."""
-        num_chunks = len(self._ids)
+        num_chunks = len(self.ids)
         held_weight, has_rare, whole = np.zeros(num_chunks), np.zeros(num_chunks, np.bool_), 0.0
         for word in sorted(words):
             holders = self._holders(word)
@@ -123,7 +123,7 @@ class BM25Index:
 
         Of each number the most telling form counts that any chunk holds, so that PPR-1148 is not looked for by 1148.
         """
-        named, telling = np.zeros((2, len(self._ids)), np.int64)
+        named, telling = np.zeros((2, len(self.ids)), np.int64)
         for forms in query.numbers():
             form, holders = next(((form, found) for form in forms if len(found := self._holders(form))), ("", _NOBODY))
             digits, is_rare = sum(map(str.isdigit, form)), len(holders) <= self._rare
@@ -143,7 +143,7 @@ class BM25Index:
     @property
     def _rare(self) -> float:
         """Chunks that may hold a rare word."""
-        return max(_RARE_CHUNKS, _RARE_SHARE * len(self._ids))
+        return max(_RARE_CHUNKS, _RARE_SHARE * len(self.ids))
 
     def _holders(self, word: str) -> NDArray[np.int32]:
         """The places of the chunks that hold a word."""
@@ -253,14 +253,6 @@ class VectorRows:
         return dict(self._database.execute(select, written(vector), *chunk_ids)) if chunk_ids else {}
 
 
-@dataclass(slots=True)
-class _Words:
-    """The BM25 index of one selection of collections; the content of others does not affect its ranks."""
-
-    ids: NDArray[np.int64]  # of the indexed chunks
-    index: BM25Index
-
-
 class HybridIndex:
     """The vectors of a whole store and the word indexes of recently searched collections. One thread at a time."""
 
@@ -270,7 +262,9 @@ class HybridIndex:
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
         self._vector_rows = VectorRows(database) if database.is_shared else None  # in place of the index
         self._ids: dict[Selection, NDArray[np.int64]] = {}  # of whole collections and more, until the next change
-        self._words: dict[Selection, _Words] = {}  # likewise, rebuilt after changes; last used last
+        # Of each selection its own, so that the content of others does not affect its ranks; rebuilt after changes; last
+        # used last.
+        self._words: dict[Selection, BM25Index] = {}
         self._stamp = ""  # store and generation of the rows that the vector index was built from
 
     @property
@@ -354,11 +348,11 @@ class HybridIndex:
             where, parameters = selected_rows(selection)
             passages = read_passages(self._database, where, *parameters)
             found = {passage.chunk_id: passage.titled for passage in passages}
-            known = _Words(ids, BM25Index(ids.tolist(), [found.get(chunk_id, "") for chunk_id in ids.tolist()]))
+            known = BM25Index(ids, [found.get(chunk_id, "") for chunk_id in ids.tolist()])
         self._words[selection] = known
         for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
-        return known.index
+        return known
 
     def _update(self) -> None:
         """Bring the vector index in line with the rows."""

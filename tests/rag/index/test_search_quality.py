@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.rag.embedder import MiniLMEmbedder
@@ -154,7 +155,7 @@ def test_a_number_in_any_question_finds_its_document_however_it_is_written(
 
 
 def test_one_of_several_is_found_by_their_word() -> None:
-    index = BM25Index([1, 2, 3], ["The quince tree", "Three cherries", "A key, and glass of the bus"])
+    index = BM25Index(np.array([1, 2, 3]), ["The quince tree", "Three cherries", "A key, and glass of the bus"])
     asked = ("quinces", "cherry", "keys", "glass", "bus", "What did they have to be?")
     assert [[hit.id for hit in index.search(word, 2)] for word in asked] == [[1], [2], [3], [3], [3], []]
 
@@ -176,8 +177,9 @@ def test_ligatures_broken_words_and_scripts_without_blanks_are_found(tmp_path: P
 PROGRAM = """
 import logging
 logging.basicConfig(level="INFO")
+import numpy as np
 from paceline.rag.index import BM25Index
-assert BM25Index([1, 2], ["a red boat", "the key"]).search("boat", 1)
+assert BM25Index(np.array([1, 2]), ["a red boat", "the key"]).search("boat", 1)
 """
 
 
