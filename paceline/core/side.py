@@ -26,7 +26,6 @@ WAYS_OF_READING: Final[tuple[WayOfReading, ...]] = get_args(WayOfReading)
 
 
 Zone = Literal["device", "edge", "cloud"]  # the device, its owner's edge, the cloud
-ZONES: tuple[Zone, ...] = ("device", "edge", "cloud")
 
 
 # Which of a cloud's clients may have a device read its private documents: nobody, named keys, or everybody.

@@ -8,7 +8,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.core.side import ZONES as ZONES
 from paceline.core.side import Zone as Zone
 
 Vectors = NDArray[np.float32]  # (texts, dimensions), each of unit norm

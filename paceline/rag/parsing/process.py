@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO, Literal, NoReturn, Self
+from typing import Annotated, BinaryIO, NoReturn, Self
 
 import msgspec
 
@@ -40,7 +40,7 @@ from paceline.rag.parsing.kinds import (
     Limits,
     kind_of,
 )
-from paceline.rag.parsing.readers.content import UnreadableError, kind_by_content
+from paceline.rag.parsing.readers.content import FailureCode, UnreadableError, kind_by_content
 from paceline.rag.parsing.readers.text import read_text, title_of
 from paceline.system import signal_group
 
@@ -145,7 +145,7 @@ class _Head(msgspec.Struct):
     pages: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_PAGES)] = ()
     size: int = -1
     reason: str = ""
-    code: str = ""
+    code: FailureCode = "invalid_file"
 
 
 class ParserProcess:
@@ -393,11 +393,8 @@ def _checked(name: str, line: bytes, rest: bytes) -> Parsed:
     return parsed(name, printable(head.title).strip()[:MAX_TITLE], text, head.kind, pages)
 
 
-def _refuse(name: str, reason: str, code: str = "invalid_file") -> NoReturn:
-    known: Literal["unsupported_file", "invalid_file"] = "invalid_file"
-    if code == "unsupported_file":
-        known = "unsupported_file"
-    raise DocumentError(f"{name} {reason}.", code=known, empty=reason == EMPTY)
+def _refuse(name: str, reason: str, code: FailureCode = "invalid_file") -> NoReturn:
+    raise DocumentError(f"{name} {reason}.", code=code, empty=reason == EMPTY)
 
 
 def _environment() -> dict[str, str]:
@@ -480,11 +477,6 @@ class ParserPool:
         future: Future[Parsed] = Future()
         future.set_exception(_stopping(name))
         return future
-
-    def pids(self) -> list[int]:
-        """Of the processes that are parsing."""
-        with self._lock:
-            return [parser.pid for parser in self._busy if parser.pid is not None]
 
     def rest(self) -> None:
         """End the processes that have nothing to do."""

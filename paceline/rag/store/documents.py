@@ -33,7 +33,6 @@ from paceline.rag.records import (
     DEFAULT_COLLECTION,
     MANAGED,
     MIN_SCORE,
-    ZONES,
     Document,
     FilesProgress,
     IngestResult,
@@ -149,7 +148,6 @@ class DocumentStore:
         gone and is found in another one is renamed. Files of one name in different folders are different documents: the
         later one's name is prefixed with as much of its path as needed. What cannot be read has a result that says so.
         """
-        _check_zone(zone)
         files, skipped = find_files([paths] if isinstance(paths, Path) else paths)
         results = [
             IngestResult(item.name, "failed" if item.is_failure else "skipped", note=item.reason) for item in skipped
@@ -194,7 +192,6 @@ class DocumentStore:
 
         Raises ConfigError as for a file of that content.
         """
-        _check_zone(zone)
         parsed = parsed_text(name, text)
         try:
             return self._write([(parsed, None)], zone, no_progress)[0]
@@ -494,8 +491,3 @@ def _groups(files: Iterator[tuple[FoundFile, Parsed | DocumentError]]) -> Iterat
             group, size = [], 0
     if group:
         yield group
-
-
-def _check_zone(zone: str) -> None:
-    if zone not in ZONES:
-        raise ConfigError(f"{zone!r} is not a zone; use one of {', '.join(ZONES)}.")

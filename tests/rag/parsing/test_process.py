@@ -166,7 +166,7 @@ def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Pat
 
         thread = threading.Thread(target=run)
         thread.start()
-        while not (pids := parsers.pids()):
+        while not (pids := [each.pid for each in list(parsers._busy) if each.pid is not None]):
             pass
         child_below(pids[0]).kill()
         thread.join()
@@ -266,6 +266,7 @@ def test_a_key_whose_documents_took_its_seconds_is_refused_until_its_hour_is_ove
         b'{"size": 5, "kind": "spell"}\nwords',
         b'{"size": 5, "pages": "all"}\nwords',
         b'{"size": 5, "title": 5}\nwords',
+        b'{"reason": "is bad", "code": "x"}\n',
     ],
 )
 def test_an_answer_that_is_none_is_not_believed(answer: bytes) -> None:
@@ -275,8 +276,10 @@ def test_an_answer_that_is_none_is_not_believed(answer: bytes) -> None:
 
 def test_what_a_parser_says_is_cut_and_cleaned() -> None:
     with pytest.raises(DocumentError) as caught:
-        process_module._checked("a.pdf", b'{"reason": "is bad\\n\\u001b[31m%s", "code": "x"}' % (b"!" * 5000), b"")
-    assert caught.value.code == "invalid_file"
+        process_module._checked(
+            "a.pdf", b'{"reason": "is bad\\n\\u001b[31m%s", "code": "unsupported_file"}' % (b"!" * 5000), b""
+        )
+    assert caught.value.code == "unsupported_file"
     assert str(caught.value).isprintable() and len(str(caught.value)) <= MAX_REASON + 10
     read = process_module._checked("a.pdf", b'{"size": 5, "title": "a\\nb", "pages": [9, 3]}', b"words")
     assert (read.title, read.pages, read.text) == ("a b", (), "words")

@@ -60,7 +60,8 @@ def attached(library: Library, owner: str, data: bytes, name: str = "note.txt") 
 def parsing(library: Library) -> list[psutil.Process]:
     """The processes that parse a document now."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [child for pid in library._ingester._parsers.pids() for child in psutil.Process(pid).children()]
+        pids = [each.pid for each in list(library._ingester._parsers._busy) if each.pid is not None]
+        return [child for pid in pids for child in psutil.Process(pid).children()]
     return []
 
 
