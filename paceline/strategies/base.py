@@ -376,8 +376,8 @@ class Strategy:
 
     name: str
     machine: Callable[[MachineConfig], Machine]
-    participants: Literal["one side", "both sides"]
     text_of: Literal["front", "cloud", "both"]  # whose distributions the text is sampled from; read by tests
+    needs_peer: bool = False  # both sides write
     uses_draft_model: bool = False  # its machine asks this side's draft model, where there is one
     joins_with_documents: tuple[Side, ...] = SIDES  # sides that, as a peer, read documents of their own
     options: type[Options] = Options
@@ -386,10 +386,6 @@ class Strategy:
     check: Callable[[RoutingContext], None] | None = None
     choose: Callable[[RoutingContext], Options | None] | None = None
     accepts: Callable[[OpenSession, Options], str | None] = _accept
-
-    @property
-    def needs_peer(self) -> bool:
-        return self.participants == "both sides"
 
     def options_for(self, context: RoutingContext) -> Options | None:
         """Options to write this request with, or None where the strategy declines it."""

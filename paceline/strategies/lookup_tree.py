@@ -84,7 +84,6 @@ class LookupTree(DraftingSolo):
 lookup_tree = Strategy(
     name="lookup_tree",
     machine=LookupTree,
-    participants="one side",
     text_of="front",
     uses_draft_model=True,
 )

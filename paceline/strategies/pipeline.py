@@ -176,7 +176,6 @@ class Pipeline(DraftingSolo):
 pipeline = Strategy(
     name="pipeline",
     machine=Pipeline,
-    participants="one side",
     text_of="front",
     uses_draft_model=True,
 )

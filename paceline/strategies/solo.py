@@ -176,6 +176,5 @@ class Solo:
 autoregressive = Strategy(
     name="autoregressive",
     machine=Solo,
-    participants="one side",
     text_of="front",
 )

@@ -228,8 +228,8 @@ class Aggregate(Joint):
 aggregate = Strategy(
     name="aggregate",
     machine=Aggregate,
-    participants="both sides",
     text_of="both",
+    needs_peer=True,
     options=AggregateOptions,
     messages=STRATEGY_MESSAGES,
     privacy_levels=JOINT_LEVELS,

@@ -189,8 +189,8 @@ def machine(config: MachineConfig) -> Machine:
 draft_verify = Strategy(
     name="draft_verify",
     machine=machine,
-    participants="both sides",
     text_of="cloud",
+    needs_peer=True,
     joins_with_documents=("cloud",),  # a device would draft from private ones
     options=VerifyOptions,
     messages=(*VERIFY_MESSAGES, Targets, SyncState),

@@ -144,7 +144,7 @@ def accepts(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG0
 SALTED = Strategy(
     name="salted",
     machine=Salted,
-    participants="both sides",
+    needs_peer=True,
     text_of="front",
     options=SaltOptions,
     messages=(Salt,),
