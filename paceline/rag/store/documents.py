@@ -295,11 +295,6 @@ class DocumentStore:
         with self._database.reading() as database:
             return stamp_of(database.meta())
 
-    @property
-    def is_shared(self) -> bool:
-        """True if other servers remove documents of which this one may keep something on its disk."""
-        return self.home is not None
-
     def removals(self) -> int:
         """The number of removals so far, replacements included, by any process. What memory holds of documents is valid
         as long as this number does not change; keys of theirs are forgotten here."""

@@ -45,7 +45,6 @@ from paceline.rag.store.readable import Readable, unruled
 from paceline.rag.store.vector_stores import (
     MAX_OWNED_USAGE,
     Attributes,
-    AttributesOf,
     Filter,
     VectorStores,
     seal_error,
@@ -118,10 +117,6 @@ class _Reading:
 
 class _UnwantedError(Exception):
     """The file was removed or cancelled meanwhile, or the program is stopping."""
-
-
-class _FullError(Exception):
-    """The file does not fit into the owner's stores; the message is for the user."""
 
 
 class Ingester:
@@ -238,8 +233,6 @@ class Ingester:
             yield from self._read(job)
         except _UnwantedError:
             pass
-        except _FullError as error:
-            self._fail(job, "invalid_file", str(error))
         except DocumentError as error:
             self._fail(job, error.code, str(error))
         except ParserLost:
@@ -294,7 +287,7 @@ class Ingester:
         return sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
 
     def _check(self, job: _Job, usage: int) -> None:
-        """Raises _UnwantedError or _FullError where embedding more of this file would be for nothing."""
+        """Raises _UnwantedError or DocumentError where embedding more of this file would be for nothing."""
         if self._stopping or not self._is_wanted(job):
             raise _UnwantedError
         with self._database.reading() as database:
@@ -359,10 +352,10 @@ class Ingester:
 
 
 def _check_room(database: Database, job: _Job, usage: int) -> None:
-    """Raise _FullError unless the file fits into its owner's stores. usage: bytes of its texts and vectors."""
+    """Raise DocumentError unless the file fits into its owner's stores. usage: bytes of its texts and vectors."""
     held = total_usage(database, job.owner, excluding=job.seq)
     if held + usage > MAX_OWNED_USAGE:
-        raise _FullError(
+        raise DocumentError(
             f"This file's chunks take {_mib(usage)}, and your vector stores hold {_mib(held)} of "
             f"{_mib(MAX_OWNED_USAGE)}: take other files out of them, then attach this one again."
         )
@@ -458,7 +451,9 @@ class Library:
             for passage in passages:
                 if passage.chunk_id not in found or passage.score > found[passage.chunk_id].score:
                     found[passage.chunk_id] = passage
-        return [_hit(found[chunk_id], attributes) for chunk_id in rank_fusion(*rankings)[:k]]
+        best = [found[chunk_id] for chunk_id in rank_fusion(*rankings)[:k]]
+        known = [attributes(each.collection, each.file_id) for each in best]
+        return [Hit(replace(each, score=max(each.score, 0.0)), own) for each, own in zip(best, known, strict=True)]
 
     def readable(self, owner: str) -> Readable:
         """What an owner may read of all documents."""
@@ -495,7 +490,3 @@ class Library:
             raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
         self.readable(owner).admit(shown.passage, *shown.before, *shown.after)
         return shown
-
-
-def _hit(passage: Passage, attributes: AttributesOf) -> Hit:
-    return Hit(replace(passage, score=max(passage.score, 0.0)), attributes(passage.collection, passage.file_id))

@@ -111,7 +111,8 @@ class DocumentPrefiller:
         generation = await asyncio.to_thread(self._documents.generation)
         if generation == self._complete:
             return 0
-        removals = await asyncio.to_thread(self._documents.removals) if self._documents.is_shared else 0
+        # Others that share the store remove documents of which this server may keep something on its disk.
+        removals = await asyncio.to_thread(self._documents.removals) if self._documents.home is not None else 0
         if not self._complete or removals != self._removals:
             # Documents may have been removed while the program was down, or at another server.
             await asyncio.to_thread(self._files.retain, self._texts)

@@ -291,7 +291,7 @@ def test_an_upload_that_others_have_overtaken_meets_the_limit_too(
         library.uploads.add(ANN, "late.txt", "assistants", Overtaken(BOAT.encode()))
     assert len(library.uploads.page(ANN, Paging())[0]) == 2
     left = len(list((documents.directory / uploads_module.FOLDER).iterdir()))
-    assert left == (0 if documents.is_shared else 2), "its bytes are gone"
+    assert left == (0 if documents.home is not None else 2), "its bytes are gone"
 
 
 def test_an_owner_has_a_few_uploads_arrive_at_once(library: Library) -> None:
