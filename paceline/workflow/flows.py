@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from paceline.workflow.graph import Need, Operation, Request, Stage
 
@@ -79,16 +79,11 @@ class WorkflowSizes:
     apart: bool = False  # what a search of the other side has found is refined in a text of its own
 
 
-@dataclass(frozen=True, slots=True)
-class TextStages:
+class TextStages(NamedTuple):
     """A text of a model: its prompt is read, then it is written."""
 
     read: Stage
     write: Stage
-
-    @property
-    def stages(self) -> list[Stage]:
-        return [self.read, self.write]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ class SearchStages:
     def stages(self) -> list[Stage]:
         ranks = [each for each in (self.any, self.public) if each is not None]
         found = [self.fetch, self.embed, self.near, self.far, *(each.rerank for each in ranks)]
-        found += [stage for each in ranks if each.refine is not None for stage in each.refine.stages]
+        found += [stage for each in ranks if each.refine is not None for stage in each.refine]
         return [stage for stage in (*found, self.read, self.jobs) if stage is not None]
 
 
@@ -143,7 +138,7 @@ class WorkflowStages:
         tokens = asked
         if flow.rewrites:
             self.rewrite = self._agent("rewrite", asked, WRITTEN, decides=True)
-            found += self.rewrite.stages
+            found += self.rewrite
             waits.append(self.rewrite.write)
         else:
             self.searched = self.search(rewritten=False)
@@ -153,12 +148,11 @@ class WorkflowStages:
         if flow.researches:
             self.plan = self._agent("plan", asked, WRITTEN, decides=True)
             self.look = self._agent("look", INSTRUCTIONS + REFINED, LOOKED, [self.plan.write], decides=True)
-            found += [*self.plan.stages, *self.look.stages]
+            found += [*self.plan, *self.look]
             waits += [self.plan.write, self.look.write]
         read = self._stage("answer.prefill", READ, tokens, waits, text=self._answering)
-        write = self._stage("answer.decode", ANSWER, ANSWERED, [read], text=self._answering)
-        self.answer = TextStages(read, write)
-        return [*found, read, write]
+        self.answer = TextStages(read, self._stage("answer.decode", ANSWER, ANSWERED, [read], text=self._answering))
+        return [*found, *self.answer]
 
     def search(self, *, rewritten: bool = True) -> SearchStages:
         """Documents are searched for a sub-question that the rewriter has written, or (not `rewritten`) for the

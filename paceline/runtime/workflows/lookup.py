@@ -414,7 +414,7 @@ class Lookup:
             self.run.read_later(found)
             return []
         if not found:
-            return text.stages
+            return list(text)
         ranked.reader.begin(found)
         tokens = sum(len(passages_text(each.passage)) for each in found) // CHARACTERS
         text.read.resize(tokens + INSTRUCTIONS)

@@ -218,7 +218,7 @@ class Research:
     def ended(self) -> Sequence[Stage]:
         """One of what is open has come to its end, or to nothing. Stages that are not wanted then."""
         self._open -= 1
-        return () if self._open else self._look.stages
+        return () if self._open else self._look
 
 
 class PageLookup:
