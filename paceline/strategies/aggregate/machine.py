@@ -155,7 +155,7 @@ class Aggregate(Joint):
         return [*self._sender.send(nodes), *self._advance()]
 
     def _received(self, message: SessionMessage) -> list[Effect]:
-        effects: list[Effect] | None = []
+        effects: list[Effect] = []
         match message:
             case Drafts():
                 self._peer.exchange.receive(message)
@@ -172,7 +172,7 @@ class Aggregate(Joint):
                 self._peer.placement.decode[other(self._config.seat.side)] = decode_s
             case SyncState():
                 effects = self._compare(message)
-        return [] if effects is None else [*effects, *self._advance()]
+        return [*effects, *self._advance()]
 
     # ---- a step -----------------------------------------------------------------------------------------------------
     def _advance(self) -> list[Effect]:

@@ -191,15 +191,15 @@ class Follower:
         self._may_decide = pinned_side(config) in (None, config.seat.side)
         self._early = EarlyTargets()
 
-    def receive(self, message: Targets) -> list[Effect] | None:
-        """Append the targets that are new; those that come too early wait. None for a message that cannot be valid."""
+    def receive(self, message: Targets) -> list[Effect]:
+        """Append the targets that are new; those that come too early wait. Ignores a message that cannot be valid."""
         if (
             self._peer.broken
             or self._answer.ended
             or any(token >= self._config.output.vocab_size for token in message.tokens)
             or message.start + len(message.tokens) > self._config.output.max_tokens
         ):
-            return None
+            return []
         answer = self._answer
         self._early.add(message, len(answer.targets))
         effects: list[Effect] = []
