@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator
 from paceline.core.aggregation.weights import side_weights
@@ -22,23 +23,22 @@ from paceline.wire.payloads import NAMED
 # A side's log h is sent once, or, where scores follow the text, comes with every distribution.
 
 
+@dataclass(slots=True, eq=False)
 class SideWeights:
     """Weights as one side knows them. decoder: this side's, for the weight of its documents. writer: the side that
     counts alone where neither reads documents; None: both do."""
 
-    def __init__(self, side: Side, decoder: BranchDecoder, *, rescoring: bool, writer: Side | None) -> None:
-        self._side = side
-        self._peer_side = other(side)
-        self._decoder = decoder
-        self._rescoring = rescoring
-        self._writer = writer
-        self.reset_peer()
+    side: Side
+    decoder: BranchDecoder
+    rescoring: bool
+    writer: Side | None
+    peer_known: bool = False
+    _peer_log_h: float | None = None
+    _fixed: Mapping[Side, float] | None = None  # where scores do not follow the text
 
     def reset_peer(self) -> None:
         """Forget the peer's weight."""
-        self.peer_known = False
-        self._peer_log_h: float | None = None
-        self._fixed: Mapping[Side, float] | None = None  # where scores do not follow the text
+        self.peer_known, self._peer_log_h, self._fixed = False, None, None
 
     def receive(self, log_h: float | None) -> None:
         """Set the peer's summed weight at the beginning of the answer; None: it found no document."""
@@ -47,56 +47,47 @@ class SideWeights:
     @property
     def has_documents(self) -> bool:
         """Either side reads documents."""
-        return self._peer_log_h is not None or self._decoder.log_evidence is not None
+        return self._peer_log_h is not None or self.decoder.log_evidence is not None
 
     def at(self, node: PrefixNode) -> Mapping[Side, float] | None:
         """eta of both sides after this prefix, summing to 1; None while it is not known."""
-        if not (self.peer_known and self._decoder.started):
+        if not (self.peer_known and self.decoder.started):
             return None  # a side's documents are not known before it has searched
-        own_log_h = self._decoder.log_evidence
-        if not self._rescoring or own_log_h is None or self._peer_log_h is None:  # without documents: weight 0
+        own_log_h = self.decoder.log_evidence
+        if not self.rescoring or own_log_h is None or self._peer_log_h is None:  # without documents: weight 0
             if self._fixed is None:
-                log_h = {self._side: own_log_h, self._peer_side: self._peer_log_h}
-                if self._writer is not None and not self.has_documents:
-                    log_h[self._writer] = 0.0
+                log_h = {self.side: own_log_h, other(self.side): self._peer_log_h}
+                if self.writer is not None and not self.has_documents:
+                    log_h[self.writer] = 0.0
                 self._fixed = side_weights(log_h)
             return self._fixed
         peer_log_h = None if node.peer_dist is None else node.peer_dist.log_evidence
         if node.log_evidence is None or peer_log_h is None:
             return None
-        return side_weights({self._side: node.log_evidence, self._peer_side: peer_log_h})
+        return side_weights({self.side: node.log_evidence, other(self.side): peer_log_h})
 
 
 # The side that decides: append targets, send them, request detail where they are not determined, hand over.
 
 
+@dataclass(slots=True, eq=False)
 class Decider:
     """Chooses targets, with one peer or alone. Does nothing while the peer decides."""
 
-    def __init__(
-        self,
-        config: MachineConfig,
-        answer: MixedAnswer,
-        peer: PeerState,
-        tree: PrefixTree,
-        aggregator: Aggregator,
-        weights: SideWeights,
-        timing: StepClock,
-    ) -> None:
-        self._config = config
-        self._answer = answer
-        self._peer = peer
-        self._tree = tree
-        self._aggregator = aggregator
-        self._weights = weights
-        self._timing = timing
-        self.requested: set[tuple[int, int]] = set()  # node ids and levels
-        self._undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
+    config: MachineConfig
+    answer: MixedAnswer
+    peer: PeerState
+    tree: PrefixTree
+    aggregator: Aggregator
+    weights: SideWeights
+    timing: StepClock
+    requested: set[tuple[int, int]] = field(default_factory=set)  # node ids and levels
+    _undecided: tuple[PrefixNode, bool, int] | None = None  # known when the aggregator last had no answer
 
     def decide(self) -> list[Effect]:
         """Append the targets that are determined, where they are this side's to decide."""
         effects: list[Effect] = []
-        while self._peer.decides and not (self._answer.ended or self._peer.broken):
+        while self.peer.decides and not (self.answer.ended or self.peer.broken):
             decided = self._decide_next()
             if decided is None:
                 break
@@ -105,51 +96,51 @@ class Decider:
 
     def _decide_next(self) -> list[Effect] | None:
         """One target from both sides' distributions, once those that count are here."""
-        head = self._tree.head
-        weights = self._weights.at(head)
-        if weights is None or len(self._answer.targets) < self._peer.start:
+        head = self.tree.head
+        weights = self.weights.at(head)
+        if weights is None or len(self.answer.targets) < self.peer.start:
             return None
         known = head, head.own_dist is not None, -1 if head.peer_dist is None else head.peer_dist.level
         if known == self._undecided:
             return None
-        target = self._aggregator.decide(self._config.seat.side, head.own_dist, head.peer_dist, weights, head.position)
+        target = self.aggregator.decide(self.config.seat.side, head.own_dist, head.peer_dist, weights, head.position)
         if target is None:
             self._undecided = known
             return None
-        if not self._answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
-            return self._answer.give_up()
-        return self._answer.append(target.token, target.lane if self._weights.has_documents else None, target.dist)
+        if not self.answer.permits(target.token):  # this side's own distribution is masked, the peer's is as it came
+            return self.answer.give_up()
+        return self.answer.append(target.token, target.lane if self.weights.has_documents else None, target.dist)
 
     def send_targets(self) -> list[Effect]:
         """Send the targets that the peer has not got yet."""
-        peer, start = self._peer, self._peer.num_sent
-        if not (peer.decides and peer.linked) or start >= len(self._answer.targets):
+        peer, start = self.peer, self.peer.num_sent
+        if not (peer.decides and peer.linked) or start >= len(self.answer.targets):
             return []
         # Not to a device, which remembers what it was told (`runtime.asking`).
-        refers = self._config.seat.faces_client and self._config.seat.side == "device"
-        sources = bytes(self._answer.sources[start:]) if refers else b""
+        refers = self.config.seat.faces_client and self.config.seat.side == "device"
+        sources = bytes(self.answer.sources[start:]) if refers else b""
         message = self.targets_message(start, sources if any(sources) else b"")
-        peer.num_sent = len(self._answer.targets)
+        peer.num_sent = len(self.answer.targets)
         return [Send(message)]
 
     def targets_message(self, start: int, sources: bytes = b"") -> Targets:
         """All targets from `start` on; with lanes only where the peer faces the client. sources: of those targets,
         where the peer has missed nothing."""
-        tokens = self._answer.targets[start:]
+        tokens = self.answer.targets[start:]
         if sources:
             tokens = [token if source == NAMED else 0 for token, source in zip(tokens, sources, strict=True)]
-        lanes = b"" if self._config.seat.faces_client else bytes(map(LANES.index, self._answer.lanes[start:]))
-        return Targets(0, self._peer.epoch, start, tokens, lanes, sources)
+        lanes = b"" if self.config.seat.faces_client else bytes(map(LANES.index, self.answer.lanes[start:]))
+        return Targets(0, self.peer.epoch, start, tokens, lanes, sources)
 
     def request_detail(self) -> list[Effect]:
         """Request more of the peer's distribution, where the part it sent does not determine the next target."""
-        peer, head = self._peer, self._tree.head
-        weights = self._weights.at(head)  # also fixes them where this side does not decide
-        if not (peer.decides and peer.linked) or weights is None or len(self._answer.targets) < peer.start:
+        peer, head = self.peer, self.tree.head
+        weights = self.weights.at(head)  # also fixes them where this side does not decide
+        if not (peer.decides and peer.linked) or weights is None or len(self.answer.targets) < peer.start:
             return []
         if head.peer_dist is None or head.peer_id is None:
             return []
-        if head.own_dist is None and weights[self._config.seat.side] > 0.0:
+        if head.own_dist is None and weights[self.config.seat.side] > 0.0:
             return []
         request = head.peer_id, head.peer_dist.level + 1
         if head.peer_dist.head is None or request[1] > LAST_LEVEL or request in self.requested:
@@ -159,20 +150,20 @@ class Decider:
 
     def hand_over(self, rtt: float | None) -> list[Effect]:
         """Let the peer decide where that is faster. rtt: s; None: not measured yet."""
-        peer, side = self._peer, self._config.seat.side
-        if not (peer.decides and peer.linked and self._weights.peer_known) or rtt is None:
+        peer, side = self.peer, self.config.seat.side
+        if not (peer.decides and peer.linked and self.weights.peer_known) or rtt is None:
             return []
-        position = len(self._answer.targets)
-        peer.placement.decode[side], peer.placement.round_trip = self._timing.at(1), rtt
-        ready = self._tree.head.own_dist is not None
-        if peer.placement.choose(self._config.output.max_tokens - position, ready=ready) == side:
+        position = len(self.answer.targets)
+        peer.placement.decode[side], peer.placement.round_trip = self.timing.at(1), rtt
+        ready = self.tree.head.own_dist is not None
+        if peer.placement.choose(self.config.output.max_tokens - position, ready=ready) == side:
             return []
-        peer.move(peer.turn + 1, len(self._answer.targets))
-        self._answer.handovers += 1
+        peer.move(peer.turn + 1, len(self.answer.targets))
+        self.answer.handovers += 1
         return [Send(self.handover_message())]
 
     def handover_message(self) -> Handover:
-        return Handover(0, self._peer.epoch, self._peer.turn, self._peer.start)
+        return Handover(0, self.peer.epoch, self.peer.turn, self.peer.start)
 
 
 # The side that follows: append the targets it receives, take over the decision, and send its drafts.

@@ -139,40 +139,34 @@ FEW_PROBS = MAX_PEER_PROBS // (MAX_LIVE_NODES + MAX_MESSAGE_NODES)  # so many fo
 KEPT_POSITIONS = 128  # decided positions behind the head whose ids may still be anchors or parents
 
 
+@dataclass(slots=True, eq=False)
 class DraftExchange:
-    """Both directions of one side, under one epoch."""
+    """Both directions of one side, under one epoch.
 
-    def __init__(
-        self,
-        side: Side,
-        aggregator: Aggregator,
-        vocab_size: int,
-        tree: PrefixTree,
-        *,
-        derivable: Callable[[PrefixNode], bool] = lambda _: True,
-        uses: Callable[[PrefixNode], Mapping[PrefixNode, float] | None] | None = None,
-        announce: Callable[[PrefixNode], int] | None = None,
-        only_choices: bool = False,
-    ) -> None:
-        """derivable: the peer may see that this node's token was drafted after its parent. uses: nodes below this head
-        that are worth their bytes, with the probability that they are used; None: all are. announce: of a node, the
-        token that this expects after it is sent, and nothing of its distribution. only_choices: the peer does
-        likewise."""
-        self._derivable = derivable
-        self._uses = uses
-        self._announce = announce
-        self._only_choices = only_choices
-        self._withheld: list[PrefixNode] = []  # computed nodes that must not be sent yet, parents first
-        self._side = side
-        self._aggregator = aggregator
-        self._vocab_size = vocab_size
-        self._tree = tree
-        self.node_bytes = MovingAverage()  # size of a node on the link
-        self._num_bytes, self._begin = 0, tree.head.position  # sent, since when
-        self._next_id = 0
-        self._sent: dict[int, PrefixNode] = {}  # by own ids, earlier ones too: a request for more may name one
-        self._peer_ids: dict[int, PrefixNode] = {}  # by the peer's ids
-        self._peer_choices: dict[int, int] = {}  # by the peer's ids
+    derivable: the peer may see that this node's token was drafted after its parent. uses: nodes below this head that
+    are worth their bytes, with the probability that they are used; None: all are. announce: of a node, the token that
+    this expects after it is sent, and nothing of its distribution. only_choices: the peer does likewise.
+    """
+
+    side: Side
+    aggregator: Aggregator
+    vocab_size: int
+    tree: PrefixTree
+    derivable: Callable[[PrefixNode], bool] = lambda _: True
+    uses: Callable[[PrefixNode], Mapping[PrefixNode, float] | None] | None = None
+    announce: Callable[[PrefixNode], int] | None = None
+    only_choices: bool = False
+    node_bytes: MovingAverage = field(default_factory=MovingAverage)  # size of a node on the link
+    _withheld: list[PrefixNode] = field(default_factory=list)  # computed nodes that must not be sent yet, parents first
+    _begin: int = field(init=False)  # position since when bytes are counted
+    _num_bytes: int = 0  # sent
+    _next_id: int = 0
+    _sent: dict[int, PrefixNode] = field(default_factory=dict)  # by own ids, earlier ones too: a request may name one
+    _peer_ids: dict[int, PrefixNode] = field(default_factory=dict)  # by the peer's ids
+    _peer_choices: dict[int, int] = field(default_factory=dict)  # by the peer's ids
+
+    def __post_init__(self) -> None:
+        self._begin = self.tree.head.position
 
     # ---- out --------------------------------------------------------------------------------------------------------
     def encode(self, nodes: Sequence[PrefixNode], epoch: int) -> list[Drafts]:
@@ -180,13 +174,13 @@ class DraftExchange:
 
         For every live node, if the head was never sent.
         """
-        if self._tree.head.own_id is None:
+        if self.tree.head.own_id is None:
             return self.encode_all(epoch)  # what hangs below the head follows with it
         return self._messages([*self._withheld, *(node for node in nodes if node.own_id is None)], epoch)
 
     def encode_all(self, epoch: int) -> list[Drafts]:
         """Messages for every live node, under new ids: for a peer that decides from now on, or has missed some."""
-        return self._messages(self._tree.head.subtree(), epoch) if self._tree.head.own_dist is not None else []
+        return self._messages(self.tree.head.subtree(), epoch) if self.tree.head.own_dist is not None else []
 
     @property
     def withholds(self) -> bool:
@@ -198,13 +192,13 @@ class DraftExchange:
         node = self._sent.get(node_id)
         if node is None or node.own_dist is None or not node.alive or level > LAST_LEVEL:
             return []
-        share = self._aggregator.to_wire(self._side, node.own_dist, node.position, level)
+        share = self.aggregator.to_wire(self.side, node.own_dist, node.position, level)
         packed = pack_nodes(EncodedNodes(node.position, level, node_id, (-1,), (0,), None, _scores([node])))
         return [] if share.head is None else [Drafts(0, epoch, packed, [encode_head(share.head, precise=True)])]
 
     def _messages(self, nodes: Iterable[PrefixNode], epoch: int) -> list[Drafts]:
-        head = self._tree.head
-        uses = None if self._uses is None else self._uses(head)
+        head = self.tree.head
+        uses = None if self.uses is None else self.uses(head)
         if uses is not None and (least := self._least_use()) > LEAST_USE:
             uses = {node: use for node, use in uses.items() if use >= least}
         live = [node for node in nodes if node.alive and node.own_dist is not None]
@@ -212,10 +206,10 @@ class DraftExchange:
         for node in live:
             parent = node.parent
             parent_sent = parent is not None and (parent in ready or parent.own_id is not None)
-            if node is head or (parent_sent and (uses is None or node in uses) and self._derivable(node)):
+            if node is head or (parent_sent and (uses is None or node in uses) and self.derivable(node)):
                 ready[node] = None
-        may_wait = self._aggregator.sends_choices and head not in ready
-        if uses is not None and may_wait and all(uses[node] < URGENT_USE[self._side] for node in ready):
+        may_wait = self.aggregator.sends_choices and head not in ready
+        if uses is not None and may_wait and all(uses[node] < URGENT_USE[self.side] for node in ready):
             ready = {}  # they go with the next message that is needed sooner
         self._withheld = [node for node in live if node not in ready]
         sendable = list(ready)
@@ -226,13 +220,13 @@ class DraftExchange:
 
     def _least_use(self) -> float:
         """Probability of being used, below which a node is not worth its bytes now."""
-        if not self._aggregator.sends_choices:
+        if not self.aggregator.sends_choices:
             return LEAST_USE
-        overdrawn = self._num_bytes / CHOICE_BYTES[self._side] - (self._tree.head.position - self._begin) - CREDIT
+        overdrawn = self._num_bytes / CHOICE_BYTES[self.side] - (self.tree.head.position - self._begin) - CREDIT
         return min(1.0, LEAST_CHOICE * (1.0 + max(0.0, overdrawn) / CREDIT))
 
     def _message(self, nodes: Sequence[PrefixNode], epoch: int) -> Drafts:
-        head, first = self._tree.head, self._next_id
+        head, first = self.tree.head, self._next_id
         for node in nodes:
             node.own_id = self._next_id
             self._sent[self._next_id] = node
@@ -249,7 +243,7 @@ class DraftExchange:
             parents=tuple(-1 if node is head else _own_id(node.parent) for node in nodes),
             tokens=tuple(0 if node is head else _edge(node, first) for node in nodes),
             choices=None if heads else tuple(map(_choice, nodes)),
-            scores=None if self._announce is not None else _scores(nodes),
+            scores=None if self.announce is not None else _scores(nodes),
         )
         packed = pack_nodes(encoded)
         dists = [encode_head(dist, precise=False) for dist in heads]
@@ -259,27 +253,27 @@ class DraftExchange:
         return Drafts(0, epoch, packed, dists)
 
     def _share(self, node: PrefixNode, own: OwnDist) -> PeerDist:
-        if self._announce is None:
-            return self._aggregator.to_wire(self._side, own, node.position)
-        return PeerDist(self._announce(node) if node.sent_choice is None else node.sent_choice, None)
+        if self.announce is None:
+            return self.aggregator.to_wire(self.side, own, node.position)
+        return PeerDist(self.announce(node) if node.sent_choice is None else node.sent_choice, None)
 
     # ---- in ---------------------------------------------------------------------------------------------------------
     def receive(self, message: Drafts) -> None:
         """Add the peer's nodes that still matter to the tree. A message that cannot be decoded counts as lost."""
         try:
-            nodes = unpack_nodes(message.nodes, self._vocab_size)
-            dists = [decode_head(payload, self._vocab_size) for payload in message.dists]
+            nodes = unpack_nodes(message.nodes, self.vocab_size)
+            dists = [decode_head(payload, self.vocab_size) for payload in message.dists]
         except RemoteProtocolError:
             return
         anchor: PrefixNode | None = None
         if nodes.position is not None:
-            anchor = self._peer_ids.get(nodes.first) or self._tree.decided(nodes.position)
+            anchor = self._peer_ids.get(nodes.first) or self.tree.decided(nodes.position)
         if nodes.choices is None and len(dists) != len(nodes.tokens):
             return
         if len(self._peer_ids) > MAX_PEER_IDS:
             self._peer_ids, self._peer_choices = {}, {}  # no honest peer sends so many between two targets
-        has_room = not self._tree.full()
-        sender, head = other(self._side), self._tree.head
+        has_room = not self.tree.full()
+        sender, head = other(self.side), self.tree.head
         room = self._room_for(dists)
         for index, (parent, token) in enumerate(zip(nodes.parents, nodes.tokens, strict=True)):
             node_id = nodes.first + index
@@ -297,10 +291,10 @@ class DraftExchange:
             if choice is not None:
                 self._peer_choices[node_id] = choice
             if node.alive:
-                if self._only_choices:
+                if self.only_choices:
                     share = None if choice is None else PeerDist(choice, None)
                 else:
-                    share = self._aggregator.from_wire(sender, dist, choice, node.position, nodes.level)
+                    share = self.aggregator.from_wire(sender, dist, choice, node.position, nodes.level)
                 if share is not None:
                     log_h = None if nodes.scores is None else dequantize_score(nodes.scores[index])
                     node.set_peer(replace(share, log_evidence=log_h), node_id)
@@ -309,7 +303,7 @@ class DraftExchange:
         """Probabilities that may be held beside those of the live nodes. Not counted where these are few each."""
         if max((len(dist.ids) for dist in dists), default=0) <= FEW_PROBS:
             return MAX_PEER_PROBS
-        shares = (node.peer_dist for node in self._tree.head.subtree())
+        shares = (node.peer_dist for node in self.tree.head.subtree())
         return MAX_PEER_PROBS - sum(len(each.head.ids) for each in shares if each is not None and each.head is not None)
 
     def _child(self, parent_id: int, token: int, *, create: bool) -> PrefixNode | None:
@@ -320,11 +314,11 @@ class DraftExchange:
         edge = {FOLLOWS: self._peer_choices.get(parent_id), YOURS: parent.sent_choice}.get(token, token)
         if edge is None:
             return None
-        return parent.child(edge) if parent.alive and create else self._tree.find(parent, edge)
+        return parent.child(edge) if parent.alive and create else self.tree.find(parent, edge)
 
     def forget_dead(self) -> None:
         """Forget ids of dead nodes, and of decided ones that are far behind the head."""
-        oldest = self._tree.head.position - KEPT_POSITIONS
+        oldest = self.tree.head.position - KEPT_POSITIONS
         for ids in (self._sent, self._peer_ids):
             for node_id in [i for i, node in ids.items() if not node.alive and (node.dead or node.position < oldest)]:
                 del ids[node_id]
