@@ -18,6 +18,7 @@ LIGATURES = str.maketrans({
     "\ufb00": "ff", "\ufb01": "fi", "\ufb02": "fl", "\ufb03": "ffi", "\ufb04": "ffl", "\ufb05": "st", "\ufb06": "st",
     "\u00ad": "",
 })  # fmt: skip
+NO_TEXT = "has no text; if its pages are images, recognise their text first and save that as PDF"
 FailureCode = Literal["unsupported_file", "invalid_file"]  # OpenAI's, in `last_error` of a vector store's file
 
 
@@ -100,7 +101,10 @@ class TextBuilder:
             self._put(changed)
         self._newlines, self._blank, self._mark = newlines, blank, mark
 
-    def build(self) -> str:
+    def build(self, nothing: str = "") -> str:
+        """The whole text. Where there is none, raises UnreadableError with `nothing`, if that is given."""
+        if nothing and not self.num_characters:
+            raise UnreadableError(nothing)
         return "".join(self._parts)
 
     def _begin(self, newlines: int, mark: str) -> None:
@@ -219,7 +223,6 @@ def _is_binary(text: str) -> bool:
     return sum(map(text.count, _UNUSED)) > _MAX_UNUSED * len(text)
 
 
-# ---- zip containers -------------------------------------------------------------------------------------------------
 # ---- zip containers, judged by their table of contents before anything in them is unpacked --------------------------
 # Sizes that the table understates do no harm: a member is never unpacked beyond the size it declares.
 MAX_MEMBERS = 10_000
@@ -256,7 +259,6 @@ def member(archive: ZipFile, name: str) -> bytes:
         raise UnreadableError(f"is damaged: its part {name[:80]!r} cannot be unpacked", "invalid_file") from None
 
 
-# ---- kinds ----------------------------------------------------------------------------------------------------------
 # ---- the kind of a document by its first bytes, whatever its name claims, and advice for kinds that are not read ----
 _ZIP = b"PK\x03\x04"
 _OTHERS: Mapping[str, tuple[bytes, ...]] = {  # by what is said of them

@@ -18,6 +18,7 @@ from zipfile import ZipFile
 from lxml import etree
 
 from paceline.rag.parsing.readers.content import (
+    NO_TEXT,
     ReadText,
     TextBuilder,
     UnreadableError,
@@ -48,9 +49,7 @@ _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet
 def read_html(data: bytes, _name: str) -> ReadText:
     out = TextBuilder()
     title = write_markup(data, out)
-    if not out.num_characters:
-        raise UnreadableError("shows no text; if scripts write its text, save it from a browser as PDF")
-    return ReadText(title, out.build())
+    return ReadText(title, out.build("shows no text; if scripts write its text, save it from a browser as PDF"))
 
 
 def write_markup(data: bytes, out: TextBuilder) -> str:
@@ -315,9 +314,7 @@ def read_book(data: bytes, _name: str) -> ReadText:
         raise UnreadableError(
             "is protected by its publisher (DRM), so its text cannot be read; use an unprotected copy"
         )
-    if not out.num_characters:
-        raise UnreadableError("has no text; if its pages are images, recognise their text first and save that as PDF")
-    return ReadText(one_line(package.findtext("{*}metadata/{*}title") or "") or title, out.build())
+    return ReadText(one_line(package.findtext("{*}metadata/{*}title") or "") or title, out.build(NO_TEXT))
 
 
 def _reading_order(package: etree._Element, folder: str) -> list[str]:

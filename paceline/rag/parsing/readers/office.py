@@ -22,6 +22,7 @@ from lxml import etree
 from paceline.rag.parsing.kinds import MAX_PAGES, MAX_TEXT_BYTES, kind_of
 from paceline.rag.parsing.readers import reader
 from paceline.rag.parsing.readers.content import (
+    NO_TEXT,
     ReadText,
     TextBuilder,
     UnreadableError,
@@ -37,7 +38,6 @@ from paceline.rag.parsing.readers.text import named_rows
 
 _MADE_UP = "powerpoint presentation"  # a title of programs
 _OFF = ("0", "false", "off", "none")
-_NO_TEXT = "has no text; if its pages are images, recognise their text first and save that as PDF"
 # Elements by their local names, which the Strict and the Transitional format share. First what is no text any more,
 # or never was; then what only wraps; then what has a counterpart in HTML.
 _GONE = (
@@ -80,9 +80,7 @@ def read_office(data: bytes, _name: str) -> ReadText:
     else:
         found = _write_document(package, main, out)
         title = title or found
-    if not out.num_characters:
-        raise UnreadableError(_NO_TEXT)
-    whole = out.build()
+    whole = out.build(NO_TEXT)
     return ReadText(title, whole, tuple(min(start, len(whole)) for start in starts))
 
 
@@ -410,9 +408,7 @@ def _open_document(archive: ZipFile) -> ReadText:
         if (text := "".join(part.itertext())) not in known:
             known.add(text)
             _write_open(part, hidden, out)
-    if not out.num_characters:
-        raise UnreadableError(_NO_TEXT)
-    return ReadText(one_line(title or ""), out.build())
+    return ReadText(one_line(title or ""), out.build(NO_TEXT))
 
 
 def _write_open(root: etree._Element, hidden: set[str], out: TextBuilder) -> None:

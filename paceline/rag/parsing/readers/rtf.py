@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, one_line
+from paceline.rag.parsing.readers.content import NO_TEXT, ReadText, TextBuilder, UnreadableError, one_line
 
 _TOKEN = re.compile(rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^a-z])|([{}])|[\r\n]+|([^\\{}\r\n]+)")
 _MAX_DEPTH = 1000  # of groups in groups
@@ -35,9 +35,7 @@ _CHARSETS = {  # code pages by `fcharset` of a font
 def read_rtf(data: bytes, _name: str) -> ReadText:
     reader = _Reader()
     reader.feed(data)
-    if not reader.out.num_characters:
-        raise UnreadableError("has no text; if its pages are images, recognise their text first and save that as PDF")
-    return ReadText(one_line(reader.title), reader.out.build())
+    return ReadText(one_line(reader.title), reader.out.build(NO_TEXT))
 
 
 @dataclass(slots=True)

@@ -349,10 +349,9 @@ def _notebook(text: str) -> ReadText:
             plain = shown.get("text/plain") if isinstance(shown, dict) else None
             error = f"{output.get('ename')}: {output.get('evalue')}" if output.get("output_type") == "error" else ""
             _write_fenced(_joined(output.get("text", plain)) or error, out)
-    if not out.num_characters:
-        raise UnreadableError("has no cells with text; write something in it or leave it out")
-    first = out.build().partition("\n")[0]
-    return ReadText(first.lstrip("# ")[:MAX_TITLE] if first.startswith("#") else "", out.build())
+    whole = out.build("has no cells with text; write something in it or leave it out")
+    first = whole.partition("\n")[0]
+    return ReadText(first.lstrip("# ")[:MAX_TITLE] if first.startswith("#") else "", whole)
 
 
 def _write_fenced(text: str, out: TextBuilder) -> None:
