@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from paceline.core.clock import MovingAverage, StepClock
 from paceline.core.sampling.dist import Dist
@@ -30,36 +30,31 @@ class Examined:
     second: bool | None  # its second guess is the target; None: it was accepted, or had none
 
 
+class Drafted(NamedTuple):
+    """A draft of the chain."""
+
+    node: PrefixNode
+    draft: Draft  # its token, with what is sent beside
+    nats: float  # entropy of the distribution that it was drawn from
+
+
 @dataclass(slots=True)
 class Chain:
     """`base` targets, then what has been sent of the chain, of which `passed` are targets by now."""
 
     base: int
-    nodes: list[PrefixNode] = field(default_factory=list)  # below the head, in order
-    drafts: list[Draft] = field(default_factory=list)  # their tokens, with what is sent beside
-    entropies: list[float] = field(default_factory=list)  # nats, of the distribution that each was drawn from
+    drafted: list[Drafted] = field(default_factory=list)  # below the head, waiting for a verdict or for being sent
     passed: int = 0
     sent: int = 0  # tokens of this base
 
     @property
     def unsent(self) -> list[Draft]:
-        """Drafts that have not been sent."""
-        return self.drafts[max(0, self.sent - self.passed) :]
-
-    @property
-    def waiting(self) -> int:
-        """Drafts that wait for their verdict or for being sent."""
-        return len(self.nodes)
+        return [each.draft for each in self.drafted[max(0, self.sent - self.passed) :]]
 
     @property
     def full(self) -> bool:
         """No more tokens can be sent below this base."""
-        return self.passed + len(self.nodes) >= MAX_CHAIN
-
-    def add(self, node: PrefixNode, draft: Draft, nats: float) -> None:
-        self.nodes.append(node)
-        self.drafts.append(draft)
-        self.entropies.append(nats)
+        return self.passed + len(self.drafted) >= MAX_CHAIN
 
     def advance(self, head: PrefixNode) -> Examined | None:
         """The next target: the node that is the head now. Returns what became of the draft in its place; None where
@@ -67,14 +62,14 @@ class Chain:
 
         Below a target that was not drafted, or not sent in time, another chain begins.
         """
-        if not self.nodes:
+        if not self.drafted:
             self.restart(head.position)
             return None
-        nats, second = self.entropies[0], self.drafts[0].second
-        if self.nodes[0] is not head:
+        node, draft, nats = self.drafted[0]
+        if node is not head:
             self.restart(head.position)
-            return Examined(nats, False, None if second is None else second == head.token)
-        del self.nodes[0], self.drafts[0], self.entropies[0]
+            return Examined(nats, False, None if draft.second is None else draft.second == head.token)
+        del self.drafted[0]
         self.passed += 1
         if self.sent < self.passed:  # the verifier got there by itself
             self.resend(head.position)
@@ -87,9 +82,7 @@ class Chain:
     def restart(self, base: int) -> None:
         """Forget the chain; the next one hangs below so many targets."""
         self.resend(base)
-        self.nodes.clear()
-        self.drafts.clear()
-        self.entropies.clear()
+        self.drafted.clear()
 
 
 MAX_LOOKED_UP: Final = 16  # drafts in a row without a forward
@@ -226,7 +219,7 @@ class Drafting:
         effects: list[Effect] = []
         chain = self._chain
         while not self._paused:
-            last = chain.nodes[-1] if chain.nodes else self._tree.head
+            last = chain.drafted[-1].node if chain.drafted else self._tree.head
             if not self._pace.open:
                 if not self._begin_step(last, bandwidth, rtt):
                     return [*effects, *self._pause(now), *self._look(now)]
@@ -247,9 +240,9 @@ class Drafting:
                     self._pace.withdraw()
                 self._pace.end(self._step_bytes(), bandwidth)
                 return [*effects, *self._pause(now)]
-            chain.add(last.child(draft.token), draft, nats)
+            chain.drafted.append(Drafted(last.child(draft.token), draft, nats))
             self._counts.drafted += 1
-            if self._pace.complete or not self._has_room(chain.nodes[-1]):
+            if self._pace.complete or not self._has_room(chain.drafted[-1].node):
                 self._pace.end(self._step_bytes(), bandwidth)
                 if not self._waits:
                     effects += self._send(now)  # else with the word whether more follow
@@ -291,7 +284,7 @@ class Drafting:
         self._looked_at = None
         if not self._has_room(last):
             return False
-        begins = self._pace.begin(self._chain.waiting, self._timing.at(1), bandwidth, rtt)
+        begins = self._pace.begin(len(self._chain.drafted), self._timing.at(1), bandwidth, rtt)
         self._looked_at = last if self._pace.looks else None
         return begins
 
@@ -311,7 +304,7 @@ class Drafting:
     def _pause(self, now: float) -> list[Effect]:
         """Draft no more until the next verdict. A cloud that waits for drafts is told so."""
         self._paused = True
-        told = self._idle and not self._chain.nodes and self._recovered_token is None
+        told = self._idle and not self._chain.drafted and self._recovered_token is None
         return self._send(now, last=self._waits and not told)
 
     def _send(self, now: float, *, last: bool = False) -> list[Effect]:

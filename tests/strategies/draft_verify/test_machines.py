@@ -43,7 +43,7 @@ from paceline.strategies.base import (
     Wish,
 )
 from paceline.strategies.decoding.prefix_tree import PrefixTree
-from paceline.strategies.draft_verify.drafting import Chain
+from paceline.strategies.draft_verify.drafting import Chain, Drafted
 from paceline.strategies.draft_verify.machine import Drafter
 from paceline.strategies.draft_verify.pace import FIRST_EXAMINED, PROBE_STEPS, Pace
 from paceline.strategies.draft_verify.target_writer import MAX_ROWS, PeerChain, TargetWriter
@@ -203,11 +203,11 @@ def test_the_verifiers_copy_holds_a_beginning_of_what_follows_its_targets(seed: 
     for _ in range(40):
         action = draw.choice(("draft", "send", "deliver", "verify", "hear", "resend"))
         if action == "draft":
-            last = drafted.nodes[-1] if drafted.nodes else tree.head
+            last = drafted.drafted[-1].node if drafted.drafted else tree.head
             token = draw.randrange(3)
-            prefix = (*targets[:known], *(node.token for node in drafted.nodes))
+            prefix = (*targets[:known], *(each.draft.token for each in drafted.drafted))
             drafts_below.setdefault(prefix, set()).add(token)
-            drafted.add(last.child(token), Draft(token), 0.0)
+            drafted.drafted.append(Drafted(last.child(token), Draft(token), 0.0))
         elif action == "send" and drafted.unsent:
             sent.append(chain(drafted.base, drafted.sent, *(draft.token for draft in drafted.unsent)))
             drafted.sent += len(drafted.unsent)
