@@ -178,18 +178,6 @@ def read_passages(database: Database, where: str, *parameters: object, strict: b
     return passages
 
 
-def next_passages(database: Database, after: int, count: int) -> list[Passage]:
-    """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones.
-    Empty only at the end."""
-    while True:
-        ids = database.execute("SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?", after, count).fetchall()
-        if not ids:
-            return []
-        if passages := read_passages(database, "WHERE chunks.id > ? AND chunks.id <= ?", after, ids[-1][0]):
-            return passages
-        after = ids[-1][0]
-
-
 def find_chunks(database: Database, chunk_ids: Collection[int]) -> list[Passage]:
     """Those of these chunks that exist, as of `read_passages`."""
     marks = ", ".join("?" * len(chunk_ids))
@@ -206,7 +194,7 @@ def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage 
     if row is None:
         return None
     document, position = row
-    around = _around(database, document, position, AROUND)
+    around = read_around(database, document, position, AROUND)
     passage = next((each for each in around if each.chunk_id == chunk_id), None)
     if passage is None:
         return None
@@ -214,15 +202,10 @@ def find_passage(database: Database, owner: str, chunk_id: int) -> ShownPassage 
     return ShownPassage(passage, before, tuple(each.text.strip() for each in around if each.chunk_id > chunk_id))
 
 
-def _around(database: Database, document: str, position: int, count: int) -> list[Passage]:
+def read_around(database: Database, document: str, position: int, count: int) -> list[Passage]:
     """A chunk with so many before and after it, in order: a document's chunks are inserted in order."""
     where = "WHERE documents.id = ? AND position BETWEEN ? AND ?"
     return read_passages(database, where, document, position - count, position + count)
-
-
-def passages_around(database: Database, chunk_id: int, count: int) -> list[Passage]:
-    row = database.execute("SELECT document, position FROM chunks WHERE id = ?", chunk_id).fetchone()
-    return [] if row is None else _around(database, row[0], row[1], count)
 
 
 def read_vectors(

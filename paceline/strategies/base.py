@@ -173,19 +173,8 @@ class DraftModelLost(msgspec.Struct, frozen=True):
     """The draft model has failed in this answer: no forward on it is answered any more."""
 
 
-Event = (
-    Started
-    | Retrieved
-    | Scored
-    | Sampled
-    | FromDraftModel
-    | DraftModelLost
-    | Received
-    | TimerFired
-    | LinkLost
-    | LinkBack
-    | Cancelled
-)
+OfPeer = Received | LinkLost | LinkBack
+Event = Started | Retrieved | Scored | Sampled | FromDraftModel | DraftModelLost | TimerFired | Cancelled | OfPeer
 
 
 # ---- effects -------------------------------------------------------------------------------------------------------

@@ -306,9 +306,15 @@ class DocumentStore:
             return removals
 
     def passages(self, after: int, count: int) -> list[Passage]:
-        """The next `count` chunks of all collections with ids greater than `after`, ordered by id; scores are 0."""
+        """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones;
+        scores are 0. Empty only at the end."""
         with self._database.reading() as database:
-            return rows.next_passages(database, after, count)
+            select = "SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?"
+            while ids := [row[0] for row in database.execute(select, after, count)]:
+                if passages := rows.read_passages(database, "WHERE chunks.id > ? AND chunks.id <= ?", after, ids[-1]):
+                    return passages
+                after = ids[-1]
+        return []
 
     def chunks(self, chunk_ids: Collection[int]) -> dict[int, Passage]:
         """Those of these chunks that exist, without damaged ones; scores are 0."""
@@ -336,7 +342,8 @@ class DocumentStore:
     def around(self, chunk_id: int, count: int) -> list[Passage]:
         """A chunk with so many of its document before and after it, in order; empty where it is gone."""
         with self._database.reading() as database:
-            return rows.passages_around(database, chunk_id, count)
+            row = database.execute("SELECT document, position FROM chunks WHERE id = ?", chunk_id).fetchone()
+            return [] if row is None else rows.read_around(database, row[0], row[1], count)
 
     def find_reading(self, chunk_id: int, asked: str) -> str | None:
         """What a model has said of a chunk, see `rows.find_reading`."""
