@@ -327,7 +327,6 @@ def unit(vectors: NDArray[np.floating]) -> Vectors:
 
 
 def no_progress(done: int, total: int, /) -> None:
-    """A progress callback that does nothing."""
     del done, total
 
 

@@ -273,7 +273,6 @@ def _managed(database: Database, where: str, *values: str | bytes) -> Document |
 
 
 def is_name_taken(database: Database, name: str) -> bool:
-    """True if a managed document has this name."""
     taken = "SELECT 1 FROM documents WHERE collection = ? AND name = ? AND file = ''"
     return database.execute(taken, DEFAULT_COLLECTION, database.seal.lookup(name)).fetchone() is not None
 

@@ -393,7 +393,6 @@ class Joint(ABC):
 
     # ---- targets ----------------------------------------------------------------------------------------------------
     def _append(self, token: int, lane: Side | None, dist: Dist | None) -> list[Effect]:
-        """The next target."""
         return self._answer.append(token, lane, dist)
 
     def _decide_alone(self) -> list[Effect]:

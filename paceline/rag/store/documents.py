@@ -238,7 +238,6 @@ class DocumentStore:
             return rows.managed_documents(database)
 
     def count(self, selection: Selection = MANAGED) -> int:
-        """Number of documents in the selection."""
         marks = ", ".join("?" * len(selection.collections))
         with self._database.reading() as database:
             if selection.document_ids is None and not selection.barred:

@@ -64,7 +64,6 @@ _ORDERS: Mapping[str, Callable[[Any, Any], object]] = {
 
 
 def matches(condition: Filter, attributes: Attributes) -> bool:
-    """True if the attributes satisfy the filter."""
     if isinstance(condition, Compound):
         combine = all if condition.type == "and" else any
         return combine(matches(part, attributes) for part in condition.filters)

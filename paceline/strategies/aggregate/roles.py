@@ -37,7 +37,6 @@ class SideWeights:
     _fixed: Mapping[Side, float] | None = None  # where scores do not follow the text
 
     def reset_peer(self) -> None:
-        """Forget the peer's weight."""
         self.peer_known, self._peer_log_h, self._fixed = False, None, None
 
     def receive(self, log_h: float | None) -> None:
@@ -46,7 +45,6 @@ class SideWeights:
 
     @property
     def has_documents(self) -> bool:
-        """Either side reads documents."""
         return self._peer_log_h is not None or self.decoder.log_evidence is not None
 
     def at(self, node: PrefixNode) -> Mapping[Side, float] | None:
@@ -288,7 +286,6 @@ class DraftSender:
         return [*self._report_speed(), *(Send(message) for message in messages)]
 
     def refine(self, node_id: int, level: int) -> list[Effect]:
-        """Answer a request for more detail."""
         return [Send(message) for message in self._peer.exchange.refine(node_id, level, self._peer.epoch)]
 
     def _send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:

@@ -184,7 +184,6 @@ class DraftExchange:
 
     @property
     def withholds(self) -> bool:
-        """Some node is withheld."""
         return bool(self._withheld)
 
     def refine(self, node_id: int, level: int, epoch: int) -> list[Drafts]:
