@@ -59,10 +59,8 @@ class TreeGrowth:
         """The tokens of a walk, for tables, which learn from the rows answered too. sequences: of the last step."""
         feed, decoder = self._drafter.feed, self._decoder
         feed.append(output)
-        rows = decoder.pop_branch_dists()
-        new_rows = feed.new_rows(sequences, paused=False)
-        feed.teach(feed.row_lessons(rows, self._tree.head, decoder.mixer.plain, new_rows))
-        decoder.num_top = NUM_SUCCESSORS if feed.may_learn(feed.new_rows(sequences, paused=False)) else 0
+        goes_on = feed.take_rows(decoder.pop_branch_dists(), self._tree.head, decoder.mixer.plain, sequences)
+        decoder.num_top = NUM_SUCCESSORS if goes_on else 0
 
     def waits(self, room: int, now: float) -> bool:
         """The next segment waits for better drafts. Call after `expand`. room: rows it may have."""

@@ -381,43 +381,38 @@ class DrafterFeed:
             lesson()
 
     # ---- lessons ----------------------------------------------------------------------------------------------------
-    def new_rows(self, sequences: int, *, paused: bool) -> float:
-        """Rows that one of so many answers may learn from for each of its steps."""
-        sequences = max(1, sequences)
-        rows_per_step = PAUSED_ROWS if paused else self.rows_per_step
-        return min(rows_per_step, MAX_LEARNT_ROWS / sequences) / sequences
-
-    def may_learn(self, new_rows: float) -> bool:
-        """After `new_rows` more, the allowance suffices for a row."""
-        return self._learnable_rows + new_rows >= 1.0
-
-    def row_lessons(
+    def take_rows(
         self,
         rows: Mapping[PrefixNode, Sequence[Dist]],
         head: PrefixNode,
         plain: Callable[[Sequence[Dist]], Dist],
-        new_rows: float,
-    ) -> list[Lesson]:
-        """Lessons from the rows answered last. Those of output overwrite table entries, and come last."""
+        sequences: int,
+        *,
+        paused: bool = False,
+    ) -> bool:
+        """Add lessons from the rows answered last, as many as one of so many answers may learn from in a step: those of
+        output overwrite table entries, and come last. Returns True if the next ones may be learnt from."""
+        rows_per_step = PAUSED_ROWS if paused else self.rows_per_step
+        new_rows = min(rows_per_step, MAX_LEARNT_ROWS / max(1, sequences)) / max(1, sequences)
         self._learnable_rows += new_rows
-        if self._learnable_rows < 1.0:
-            return []
-        self._learnable_rows = min(self._learnable_rows, MAX_LEARNT_ROWS)
-        max_rows = int(self._learnable_rows)
-        self._learnable_rows -= min(max_rows, len(rows))
-        path: list[PrefixNode] = []
-        node = head.parent
-        while node is not None and node in rows:
-            path.append(node)
-            node = node.parent
-        path = path[:max_rows]
-        rejected = [node for node in rows if node not in path][: max_rows - len(path)]
-        ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
+        if self._learnable_rows >= 1.0:
+            self._learnable_rows = min(self._learnable_rows, MAX_LEARNT_ROWS)
+            max_rows = int(self._learnable_rows)
+            self._learnable_rows -= min(max_rows, len(rows))
+            path: list[PrefixNode] = []
+            node = head.parent
+            while node is not None and node in rows:
+                path.append(node)
+                node = node.parent
+            path = path[:max_rows]
+            rejected = [node for node in rows if node not in path][: max_rows - len(path)]
+            ordered = [*((node, False) for node in rejected), *((node, True) for node in reversed(path))]
 
-        def learn(before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
-            self.drafter.learn(token, plain(dists), before=before, accepted=accepted)
+            def learn(before: int | None, token: int, dists: Sequence[Dist], accepted: bool) -> None:
+                self.drafter.learn(token, plain(dists), before=before, accepted=accepted)
 
-        return [partial(learn, *self._context(node), rows[node], accepted) for node, accepted in ordered]
+            self.teach([partial(learn, *self._context(node), rows[node], accepted) for node, accepted in ordered])
+        return self._learnable_rows + new_rows >= 1.0
 
     def prompt_lessons(self, tokens: Sequence[int], dists: Sequence[Dist], sequences: int) -> list[Lesson]:
         """Lessons from the prompt's end, of the forward that prefilled it; of many prompts fewer of each."""

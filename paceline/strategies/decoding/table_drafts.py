@@ -225,10 +225,9 @@ class TableDrafts:
         if self.budget.resting:
             feed.rest(sequences)
             return
-        new_rows = feed.new_rows(sequences, paused=self.budget.paused)
         feed.teach(feed.prompt_lessons(*prompt, sequences))
-        feed.teach(feed.row_lessons(rows, head, self._decoder.mixer.plain, new_rows))
-        if self.budget.awake and feed.may_learn(feed.new_rows(sequences, paused=self.budget.paused)):
+        goes_on = feed.take_rows(rows, head, self._decoder.mixer.plain, sequences, paused=self.budget.paused)
+        if self.budget.awake and goes_on:
             self._decoder.num_top = NUM_SUCCESSORS
 
     def stats(self) -> dict[str, float]:
