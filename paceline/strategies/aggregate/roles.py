@@ -256,8 +256,6 @@ class DraftSender:
 
     def send(self, nodes: Sequence[PrefixNode]) -> list[Effect]:
         """Send nodes that were scored, or keep them until `flush` where whole sequences are sent."""
-        if not self._peer.linked:
-            return []
         if self._whole_sequences:
             self._burst += nodes
             return []
