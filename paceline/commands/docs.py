@@ -23,7 +23,7 @@ from paceline.core.printable import is_text, printable, printable_lines
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paceline.rag.records import FilesProgress, IngestResult
+    from paceline.rag.records import IngestResult
     from paceline.rag.store.documents import DocumentStore
     from paceline.rag.store.readable import RuledDocument
     from paceline.runtime.policy import PolicyState
@@ -251,8 +251,8 @@ def add_with_progress(
     with Bar(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("reading", total=None)
 
-        def update(now: FilesProgress) -> None:
-            bar.update(task, total=now.num_files, completed=now.file, description=printable(now.name))
+        def update(name: str, file: int, num_files: int) -> None:
+            bar.update(task, total=num_files, completed=file, description=printable(name))
 
         if sync:
             return sync_folders(store, paths, zone=side, read_all=read_all, progress=update)

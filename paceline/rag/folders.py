@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
@@ -64,7 +64,7 @@ def sync_folders(
     *,
     zone: Zone,
     read_all: bool = False,
-    progress: Callable[[FilesProgress], None] = lambda _: None,
+    progress: FilesProgress = lambda *_: None,
 ) -> list[IngestResult]:
     """Add what `DocumentStore.add` adds, then remove the documents whose files are not below these folders any more.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -71,13 +72,7 @@ class IngestResult:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FilesProgress:
-    name: str
-    file: int  # files done, about
-    num_files: int
-    chunk: int  # chunks embedded so far, of those of the files that are embedded together with this one
-    num_chunks: int
+FilesProgress = Callable[[str, int, int], None]  # name of a file that is being read, files done, about, of so many
 
 
 @dataclass(frozen=True, slots=True)

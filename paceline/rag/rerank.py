@@ -164,13 +164,8 @@ class LateInteraction:
             return scores
         for start in range(0, len(passages), _AT_ONCE):
             for i, found in enumerate(self._encoder.token_vectors(passages[start : start + _AT_ONCE]), start):
-                scores[i] = max_similarity(asked, found)
+                scores[i] = (asked @ found.T).max(axis=1).mean() if len(found) else NO_TOKENS
         return scores
-
-
-def max_similarity(query: Vectors, passage: Vectors) -> float:
-    """Mean over the query's tokens of their greatest cosine with a token of the passage. Vectors of unit norm."""
-    return float((query @ passage.T).max(axis=1).mean()) if len(passage) else NO_TOKENS
 
 
 # Rerankers: the protocol, and loading by name. Only those that need torch or transformers import them.

@@ -9,7 +9,7 @@ private store is a store on the device: nothing here sends anything anywhere.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -139,7 +139,7 @@ class DocumentStore:
         *,
         zone: Zone,
         read_all: bool = False,
-        progress: Callable[[FilesProgress], None] = lambda _: None,
+        progress: FilesProgress = lambda *_: None,
     ) -> list[IngestResult]:
         """Add files, and folders with all files below of a kind that can be read. Each document is added whole or not
         at all. A file is not read again that has the same size, inode and times as when it was read, unless `read_all`.
@@ -166,7 +166,7 @@ class DocumentStore:
         return results
 
     def _add_group(
-        self, group: _Group, zone: Zone, progress: Callable[[FilesProgress], None], first: int, num_files: int
+        self, group: _Group, zone: Zone, progress: FilesProgress, first: int, num_files: int
     ) -> list[IngestResult]:
         """Add some of the files, from the number `first` on."""
         results = [
@@ -182,8 +182,7 @@ class DocumentStore:
 
         def report(chunk: int, num_chunks: int) -> None:
             place = len(group) * chunk // num_chunks if num_chunks else len(group)
-            name = group[min(place, len(group) - 1)][0].name
-            progress(FilesProgress(name, first + place, num_files, chunk, num_chunks))
+            progress(group[min(place, len(group) - 1)][0].name, first + place, num_files)
 
         return results + self._write(batch, zone, report) if batch else results
 
