@@ -206,21 +206,17 @@ class Database:
         self._connection.set_version(VERSION)
 
     def _open_seal(self) -> Seal:
-        """The seal that the store records. Raises ConfigError without its key."""
-        name = self.meta().get("seal")
-        if name is None:
-            self._check_plain()
-            return PLAIN
-        return StoreKey(self._directory).open_seal(name, self._directory)
-
-    def _check_plain(self) -> None:
-        """Raises ConfigError where documents have keys of their own, although no seal is recorded."""
+        """The seal that the store records. Raises ConfigError without its key, and where documents have keys of their
+        own although no seal is recorded."""
+        if (name := self.meta().get("seal")) is not None:
+            return StoreKey(self._directory).open_seal(name, self._directory)
         for table in ("documents", "files"):
             if self._connection.execute(f"SELECT 1 FROM {table} WHERE key != x'' LIMIT 1").fetchone() is not None:
                 raise ConfigError(
                     f"The documents in {self._directory} are encrypted, but the record of their key in {FILE} is gone: "
                     "put back a copy of that folder, or choose another and add them again. Nothing was changed."
                 )
+        return PLAIN
 
     def renew_seal(self, seal: Seal) -> None:
         """Record another seal inside the caller's transaction, which has sealed every value with it."""

@@ -120,7 +120,8 @@ class DocumentKvStore:
                 if status.st_size > 0:
                     memory: Memory
                     if self._seal.is_on:
-                        memory = self._opened(path, stream.read())
+                        stored = stream.read()
+                        memory = bytearray(self._seal.box(stored[:_KEY], path.name).open(stored[_KEY:], "kv"))
                     else:
                         # copy-on-write: pages are shared with the file until written to, and writes never reach it
                         memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -196,10 +197,6 @@ class DocumentKvStore:
         stored, box = self._seal.make_key(path.name)
         assert len(stored) == _KEY, "a key is wrapped in so many bytes"
         return lambda content: stored + box.seal(content, "kv")
-
-    def _opened(self, path: Path, stored: bytes) -> bytearray:
-        """Raises DamagedError."""
-        return bytearray(self._seal.box(stored[:_KEY], path.name).open(stored[_KEY:], "kv"))
 
     def _verified(self, key: KvKey, memory: Memory, stamp: tuple[str, int, int, int]) -> KvPrefix:
         """The KV in a file. Raises ValueError, KeyError or TypeError for content that does not match its name."""

@@ -262,8 +262,8 @@ class HybridIndex:
         self._vector_index = VectorIndex(np.empty(0, np.int64), np.empty((0, dimensions), np.float32))
         self._vector_rows = VectorRows(database) if database.is_shared else None  # in place of the index
         self._ids: dict[Selection, NDArray[np.int64]] = {}  # of whole collections and more, until the next change
-        # Of each selection its own, so that the content of others does not affect its ranks; rebuilt after changes; last
-        # used last.
+        # Of each selection its own, so that the content of others does not affect its ranks; rebuilt after changes;
+        # last used last.
         self._words: dict[Selection, BM25Index] = {}
         self._stamp = ""  # store and generation of the rows that the vector index was built from
 
@@ -278,12 +278,15 @@ class HybridIndex:
         stamp = stamp_of(meta)
         if stamp == self._stamp:
             return
+        database, dimensions = self._database, self._dimensions
         if self._vector_rows is not None:
             pass
         elif self._stamp.startswith(meta["store"]):
-            self._update()
+            ids = np.fromiter((row[0] for row in database.execute("SELECT id FROM chunks")), np.int64)
+            last = int(self._vector_index.ids[-1]) if self.num_chunks else 0  # ids only grow
+            self._vector_index.update(ids, *read_vectors(database, dimensions, "WHERE chunks.id > ?", last))
         else:
-            self._vector_index = VectorIndex(*self._vectors(""))
+            self._vector_index = VectorIndex(*read_vectors(database, dimensions, ""))
         self._stamp = stamp
         self._ids.clear()
 
@@ -353,15 +356,6 @@ class HybridIndex:
         for oldest in list(self._words)[:-_MAX_CACHED]:
             del self._words[oldest]
         return known
-
-    def _update(self) -> None:
-        """Bring the vector index in line with the rows."""
-        ids = np.fromiter((row[0] for row in self._database.execute("SELECT id FROM chunks")), np.int64)
-        last = int(self._vector_index.ids[-1]) if self.num_chunks else 0  # ids only grow
-        self._vector_index.update(ids, *self._vectors("WHERE chunks.id > ?", last))
-
-    def _vectors(self, where: str, *parameters: object) -> tuple[NDArray[np.int64], Vectors]:
-        return read_vectors(self._database, self._dimensions, where, *parameters)
 
 
 def _scored(

@@ -304,8 +304,8 @@ class DocumentStore:
             return removals
 
     def passages(self, after: int, count: int) -> list[Passage]:
-        """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged ones;
-        scores are 0. Empty only at the end."""
+        """The next `count` chunks of all collections with ids greater than `after`, ordered by id, without damaged
+        ones; scores are 0. Empty only at the end."""
         with self._database.reading() as database:
             select = "SELECT id FROM chunks WHERE id > ? ORDER BY id LIMIT ?"
             while ids := [row[0] for row in database.execute(select, after, count)]:

@@ -55,7 +55,7 @@ class Arrival:
         try:
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
         except OSError as error:
-            raise self._fault(error) from error
+            raise _fault(self.path, error) from error
 
     def write(self, data: bytes) -> int:
         """Append to the file. Raises RequestError beyond MAX_FILE_BYTES (413) or the owner's limits, StorageError."""
@@ -67,7 +67,7 @@ class Arrival:
         try:
             self._file.writelines(self._sealer.add(data))
         except OSError as error:
-            raise self._fault(error) from error
+            raise _fault(self.path, error) from error
         self.num_bytes = size
         return len(data)
 
@@ -82,7 +82,7 @@ class Arrival:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._fault(error) from error
+            raise _fault(self.path, error) from error
 
     def close(self) -> None:
         if self._closed:
@@ -95,9 +95,10 @@ class Arrival:
         finally:
             self._uploads.end(self.owner, self._reserved)
 
-    def _fault(self, error: OSError) -> StorageError:
-        message = f"The file {self.path} could not be stored: {error.strerror}. Is the disk full?"
-        return StorageError(message, full=is_full(error))
+
+def _fault(path: Path, error: OSError) -> StorageError:
+    message = f"The file {path} could not be stored: {error.strerror}. Is the disk full?"
+    return StorageError(message, full=is_full(error))
 
 
 def too_large() -> RequestError:
@@ -363,8 +364,7 @@ def write_pieces(path: Path, pieces: Iterable[bytes]) -> None:
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        message = f"The file {path} could not be stored: {error.strerror}. Is the disk full?"
-        raise StorageError(message, full=is_full(error)) from error
+        raise _fault(path, error) from error
 
 
 def seal_file_name(box: Box, name: str) -> str | bytes:

@@ -186,7 +186,9 @@ class Ingester:
             except Exception:
                 _logger.exception("uploaded files could not be read into their stores; trying again in %g s", RETRY_S)
                 pause = RETRY_S
-        self._abandon()
+        for reading in self._readings.values():  # left to the next start of the program, and no failure of a file's
+            self._forget_starts(reading.job)
+        self._readings.clear()
 
     def _turn(self) -> bool:
         """Begin files of owners of whom none is being read, then take one turn. False: there is none to take now."""
@@ -276,21 +278,18 @@ class Ingester:
         vectors: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
         while batch := list(islice(filled, TURN_CHUNKS)):
             chunks += batch
-            usage += self._usage(batch)
+            usage += sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in batch)
             self._check(job, max(size, usage))  # before embedding
             vectors.append(self._embedder.embed([chunk.titled for chunk in batch]))
             yield None
         self._store(job, parsed, chunks, np.concatenate(vectors), usage)
 
-    def _usage(self, chunks: list[Chunk]) -> int:
-        """Bytes of texts and vectors."""
-        return sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in chunks)
-
     def _check(self, job: _Job, usage: int) -> None:
         """Raises _UnwantedError or DocumentError where embedding more of this file would be for nothing."""
-        if self._stopping or not self._is_wanted(job):
-            raise _UnwantedError
+        waits = "SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'"
         with self._database.reading() as database:
+            if self._stopping or not self._holds(database, job) or not database.execute(waits, job.seq).fetchone():
+                raise _UnwantedError
             _check_room(database, job, usage)
 
     def _store(self, job: _Job, parsed: Parsed, chunks: list[Chunk], vectors: Vectors, usage: int) -> None:
@@ -312,12 +311,6 @@ class Ingester:
             removed.text_hashes - {self._document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
         )
 
-    def _abandon(self) -> None:
-        """Leave what is being read to the next start of the program, which is none of a file's failures."""
-        for reading in self._readings.values():
-            self._forget_starts(reading.job)
-        self._readings.clear()
-
     def _forget_starts(self, job: _Job) -> None:
         with self._database.writing() as database:
             if not self._holds(database, job):
@@ -332,13 +325,6 @@ class Ingester:
             return True
         select = "SELECT 1 FROM file_readers WHERE attached = ? AND server = ?"
         return database.execute(select, job.seq, self._server).fetchone() is not None
-
-    def _is_wanted(self, job: _Job) -> bool:
-        with self._database.reading() as database:
-            if not self._holds(database, job):
-                return False
-            row = database.execute("SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'", job.seq)
-            return row.fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
         with self._database.writing() as database:

@@ -232,8 +232,8 @@ class Drafting:
                 draft = suggested if self._pace.admits(nats) else None
                 self._counts.looked_up += draft is not None
             else:
-                nats = last.own_dist.known.entropy()
-                draft = self._drafted(last) if self._pace.admits(nats) else None
+                own, nats, twice = last.own_dist, last.own_dist.known.entropy(), self._guesses_twice
+                draft = self._verifier.draft(own, last.position, second=twice) if self._pace.admits(nats) else None
             is_end = draft is not None and draft.token in self._config.output.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):
                 if draft is not None:
@@ -249,11 +249,6 @@ class Drafting:
             elif not self._waits and self._departures.is_due(now, self._timing.at(1), rtt or 0.0):
                 effects += self._send(now)
         return effects
-
-    def _drafted(self, last: PrefixNode) -> Draft:
-        """The model's draft below this node, whose distribution is known."""
-        assert last.own_dist is not None
-        return self._verifier.draft(last.own_dist, last.position, second=self._guesses_twice)
 
     @property
     def _guesses_twice(self) -> bool:
