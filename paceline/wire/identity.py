@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 import msgspec
 
@@ -118,22 +118,19 @@ UNLIKE = "different vocabularies"
 CHALLENGE, PROOF, WELCOME = "listener challenge", "dialler proof", "listener welcome"  # purposes
 
 
+@dataclass(eq=False, repr=False)
 class _End:
     """Common to both ends: the introduction, and what has been signed so far: the binding and the frames, in order."""
 
-    pinned: bytes | None = None  # the only key that the other end may have
-
-    def __init__(
-        self, introduction: Introduction | None, *, device: str, binding: bytes, nonce: bytes, verify: Verify
-    ) -> None:
-        """introduction: None between processes of one model, which know each other. nonce: new for each object."""
-        self.device = device  # the dialler's name; a listener hears it in `greeted`
-        self.verify = verify
-        self.strategies: tuple[str, ...] = ()  # of answers of both, once the handshake is done
-        self._known: list[str] = []  # that both sides know
-        self._introduction = introduction
-        self._nonce = nonce
-        self._parts = [binding]
+    introduction: Introduction | None  # None between processes of one model, which know each other
+    _: KW_ONLY
+    binding: bytes
+    nonce: bytes  # new for each object
+    verify: Verify
+    device: str = ""  # the dialler's name; a listener hears it in `greeted`
+    strategies: tuple[str, ...] = field(default=(), init=False)  # of answers of both, once the handshake is done
+    _known: list[str] = field(default_factory=list, init=False)  # that both sides know
+    _frames: list[bytes] = field(default_factory=list, init=False)
 
     @property
     def identifier(self) -> bytes:
@@ -141,20 +138,20 @@ class _End:
         return hashlib.sha256(self._signed("connection")).digest()
 
     def _begin(self, frame: bytes) -> bytes:
-        if len(self._parts) > 1:
+        if self._frames:
             raise LocalProtocolError("a handshake serves one connection: its nonce must not be used again")
         return self._add(frame)
 
     def _add(self, frame: bytes) -> bytes:
-        self._parts.append(frame)
+        self._frames.append(frame)
         return frame
 
     def _signed(self, purpose: str, *parts: bytes) -> bytes:
-        return signed_bytes(purpose, *self._parts, *parts)
+        return signed_bytes(purpose, self.binding, *self._frames, *parts)
 
     def _meet(self, introduction: bytes, missing: str = "") -> Introduction | None:
         """The peer's introduction. Raises RemoteProtocolError if the sides cannot work together."""
-        own = self._introduction
+        own = self.introduction
         if own is None:
             return None
         peer = decode_part(introduction, Introduction)
@@ -168,29 +165,21 @@ class _End:
         return peer
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class DiallerHandshake(_End):
     """The end of a device, a head, or the stage before. `keys`: what it holds; `pinned`: None if the name tells it."""
 
-    def __init__(
-        self,
-        introduction: Introduction | None,
-        *,
-        device: str,
-        keys: Sequence[Signer],
-        pinned: bytes | None,
-        binding: bytes,
-        nonce: bytes,
-        verify: Verify,
-    ) -> None:
-        assert 0 < len(keys) <= messages.MAX_KEYS
-        super().__init__(introduction, device=device, binding=binding, nonce=nonce, verify=verify)
-        self.keys = tuple(keys)
-        self.pinned = pinned
-        self.server, self.server_key = "", b""  # the listener's name, and its key once it is proved
+    keys: Sequence[Signer]
+    pinned: bytes | None
+    server: str = field(default="", init=False)  # the listener's name
+    server_key: bytes = field(default=b"", init=False)  # its key, once it is proved
+
+    def __post_init__(self) -> None:
+        assert 0 < len(self.keys) <= messages.MAX_KEYS
 
     def begin(self) -> bytes:
         """The Hello's frame. Once."""
-        return self._begin(encode(messages.Hello(VERSION, self.device, self._nonce)))
+        return self._begin(encode(messages.Hello(VERSION, self.device, self.nonce)))
 
     def challenged(self, challenge: messages.Challenge, frame: bytes) -> Claim:
         """The listener's claim to its name, to be checked before `prove`. Raises RemoteProtocolError."""
@@ -205,7 +194,7 @@ class DiallerHandshake(_End):
     def prove(self, key: bytes) -> bytes:
         """The Proof's frame, once the claim is proved by this key."""
         self.server_key = key
-        introduction = b"" if self._introduction is None else encode_part(self._introduction)
+        introduction = b"" if self.introduction is None else encode_part(self.introduction)
         signed = self._signed(PROOF, introduction)
         return self._add(encode(messages.Proof(introduction, [key.sign(signed) for key in self.keys])))
 
@@ -220,31 +209,21 @@ class DiallerHandshake(_End):
         return self._meet(welcome.introduction, "the cloud named none of ours")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ListenerHandshake(_End):
     """The end of a cloud or a stage, which tells `name`. Which keys a dialler has, and whether it may link, is decided
     by who receives the `Claim`."""
 
-    def __init__(
-        self,
-        introduction: Introduction | None,
-        *,
-        name: str = "",
-        key: Signer,
-        binding: bytes,
-        nonce: bytes,
-        verify: Verify,
-    ) -> None:
-        super().__init__(introduction, device="", binding=binding, nonce=nonce, verify=verify)
-        self.key = key
-        self._name = name
-        self._proof: messages.Proof | None = None
+    key: Signer
+    name: str = ""
+    _proof: messages.Proof | None = field(default=None, init=False)
 
     def greeted(self, hello: messages.Hello, frame: bytes) -> bytes:
         """The Challenge's frame. Once."""
         self.device = hello.device
         self._begin(frame)
-        signature = self.key.sign(self._signed(CHALLENGE, self._name.encode(), self._nonce))
-        return self._add(encode(messages.Challenge(VERSION, self._name, self._nonce, signature)))
+        signature = self.key.sign(self._signed(CHALLENGE, self.name.encode(), self.nonce))
+        return self._add(encode(messages.Challenge(VERSION, self.name, self.nonce, signature)))
 
     def proved(self, proof: messages.Proof, frame: bytes) -> Claim:
         """The claim to check."""
@@ -260,7 +239,7 @@ class ListenerHandshake(_End):
         """
         if self._proof is None:
             raise LocalProtocolError("no device has introduced itself")
-        peer, own = self._meet(self._proof.introduction), self._introduction
+        peer, own = self._meet(self._proof.introduction), self.introduction
         introduction = b""
         if own is not None:
             introduction = encode_part(msgspec.structs.replace(own, strategies=self._known))

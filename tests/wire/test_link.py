@@ -102,9 +102,9 @@ class Lenient(ListenerHandshake):
     """A cloud that welcomes any device."""
 
     def _meet(self, introduction: bytes, missing: str = "") -> Introduction | None:  # noqa: ARG002  # as there
-        assert introduction and self._introduction is not None
-        self.strategies = tuple(self._introduction.strategies)
-        return self._introduction
+        assert introduction and self.introduction is not None
+        self.strategies = tuple(self.introduction.strategies)
+        return self.introduction
 
 
 def test_a_device_refuses_an_incompatible_cloud() -> None:

@@ -247,7 +247,7 @@ def test_a_claim_that_holds_for_one_server_does_not_for_another() -> None:
     honest.connection_made(0.0)
     theirs = decode(frame_of(honest.received(hello, 0.0)))
     assert isinstance(theirs, Challenge)
-    rogue._nonce = theirs.nonce  # it passes the honest server's nonce off as its own
+    rogue.nonce = theirs.nonce  # it passes the honest server's nonce off as its own
     proof = frame_of(device.received(rogue.greeted(decode(hello), hello), 0.0))  # type: ignore[arg-type]  # a Hello
     assert checked(claim_of(honest.received(proof, 0.0))) is CloseCode.BAD_CREDENTIAL
 
