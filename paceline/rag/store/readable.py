@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -51,14 +51,14 @@ class Known(NamedTuple):
         return self.by_passage.get((passage.collection, passage.file_id), UNKNOWN)
 
 
+@dataclass(eq=False, repr=False)
 class RuledDocuments:
     """All documents of a store. Safe to use from several threads."""
 
-    def __init__(self, store: DocumentStore, policy: Policy) -> None:
-        self.store = store
-        self.policy = policy
-        self._lock = threading.Lock()
-        self._known = Known("", {}, {})
+    store: DocumentStore
+    policy: Policy
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _known: Known = field(default_factory=lambda: Known("", {}, {}))
 
     def known(self) -> Known:
         """As they are now. Reads the disk. Raises ConfigError."""
@@ -81,32 +81,24 @@ class RuledDocuments:
         return RuledDocument(key, facts.paths[-1] if facts.paths else key, identity, facts, self.policy.of(facts))
 
 
-Told = Callable[[str, Sequence[DocumentRule]], object]
-
-
+@dataclass(eq=False, repr=False)
 class Readable:
-    """What one reader may read of a store. Safe to use from several threads, as the store is."""
+    """What one reader may read of a store. Safe to use from several threads, as the store is.
 
-    def __init__(
-        self,
-        store: DocumentStore,
-        ruled: RuledDocuments | None,
-        bars: Callable[[RuledDocument], bool],
-        asks: Callable[[RuledDocument], bool],
-        told: Told,
-        *,
-        bars_others: bool = False,
-    ) -> None:
-        """ruled: None: no rule says anything of documents. bars: this reader does not read it. asks: it would, once
-        its owner has confirmed it. told: called with a text that the reader is given, and its rules. bars_others: also
-        of documents without a rule some are not read."""
-        self.store = store
-        self._ruled = ruled
-        self._bars, self._asks, self._told = bars, asks, told
-        self._bars_others = bars_others
-        self._lock = threading.Lock()
-        self._found: dict[DocumentRule, None] = {}
-        self.asked: dict[str, str] = {}  # names of documents that would have been found, by id
+    ruled: None: no rule says anything of documents. bars: this reader does not read it. asks: it would, once its owner
+    has confirmed it. told: called with a text that the reader is given, and its rules. bars_others: also of documents
+    without a rule some are not read.
+    """
+
+    store: DocumentStore
+    ruled: RuledDocuments | None
+    bars: Callable[[RuledDocument], bool]
+    asks: Callable[[RuledDocument], bool]
+    told: Callable[[str, Sequence[DocumentRule]], object]
+    bars_others: bool = False
+    asked: dict[str, str] = field(default_factory=dict)  # names of documents that would have been found, by id
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _found: dict[DocumentRule, None] = field(default_factory=dict)
 
     @property
     def embedder(self) -> Embedder:
@@ -114,11 +106,11 @@ class Readable:
 
     def selection(self, selection: Selection = MANAGED) -> Selection:
         """What of it is searched."""
-        if self._ruled is None:
+        if self.ruled is None:
             return selection
-        known = self._ruled.known()
-        documents = known.by_id.values() if self._bars_others else known.ruled
-        barred = frozenset(each.id for each in documents if self._bars(each))
+        known = self.ruled.known()
+        documents = known.by_id.values() if self.bars_others else known.ruled
+        barred = frozenset(each.id for each in documents if self.bars(each))
         return replace(selection, barred=selection.barred | barred)
 
     def count(self, selection: Selection = MANAGED) -> int:
@@ -144,10 +136,10 @@ class Readable:
 
     def _found_in(self, selection: Selection, find: Callable[[Selection], list[Passage]]) -> list[Passage]:
         found = self._given(find(self.selection(selection)))
-        if self._ruled is None:
+        if self.ruled is None:
             return found
-        known = self._ruled.known()
-        asking = {each.id for each in known.ruled if self._asks(each)}
+        known = self.ruled.known()
+        asking = {each.id for each in known.ruled if self.asks(each)}
         if selection.document_ids is not None:
             asking &= selection.document_ids
         if asking:
@@ -165,57 +157,57 @@ class Readable:
 
     def _given(self, passages: list[Passage]) -> list[Passage]:
         """Those of these that the reader is given."""
-        if self._ruled is None:
+        if self.ruled is None:
             return passages
-        known = self._ruled.known()
-        found = [passage for passage in passages if not self._bars(known.of(passage))]
+        known = self.ruled.known()
+        found = [passage for passage in passages if not self.bars(known.of(passage))]
         self.rules(found)
         return found
 
     def rules(self, passages: Iterable[Passage] = ()) -> tuple[DocumentRule, ...]:
         """Of all that was found so far, and of these passages, whose texts the reader is given."""
-        if self._ruled is None:
+        if self.ruled is None:
             return ()
-        known = self._ruled.known()
+        known = self.ruled.known()
         with self._lock:
             for passage in passages:
                 rules = known.of(passage).rules if passage.collection else ()  # else it is of no document here
                 self._found |= dict.fromkeys(rules)
                 if rules:
-                    self._told(passages_text(passage), rules)
+                    self.told(passages_text(passage), rules)
             return tuple(self._found)
 
     def of(self, passage: Passage) -> RuledDocument | None:
         """Its document; None where no rule says anything of documents."""
-        return None if self._ruled is None else self._ruled.known().of(passage)
+        return None if self.ruled is None else self.ruled.known().of(passage)
 
     def admit(self, passage: Passage, *texts: str) -> None:
         """Raises RequestError for a passage that is not shown to this reader. texts: of it, and around it."""
-        if self._ruled is None:
+        if self.ruled is None:
             return
-        document = self._ruled.known().of(passage)
-        if self._bars(document):
-            raise not_read(document, asks=self._asks(document))
+        document = self.ruled.known().of(passage)
+        if self.bars(document):
+            raise not_read(document, asks=self.asks(document))
         if document.rules:
-            self._told("\n".join((passages_text(passage), *texts)), document.rules)
+            self.told("\n".join((passages_text(passage), *texts)), document.rules)
 
     def admit_file(self, name: str, text: str, file_id: str | None = None) -> None:
         """Likewise for a file that comes with a message: by its name, and as what it is in stores, if it is in any."""
-        if self._ruled is None:
+        if self.ruled is None:
             return
-        rules = dict.fromkeys(self._ruled.policy.of(DocumentFacts((name,))))
-        for (_, file), document in self._ruled.known().by_passage.items():
+        rules = dict.fromkeys(self.ruled.policy.of(DocumentFacts((name,))))
+        for (_, file), document in self.ruled.known().by_passage.items():
             if file == file_id:
                 rules |= dict.fromkeys(document.rules)
-                if self._asks(document):
+                if self.asks(document):
                     raise not_read(document, asks=True)
         if rules:
-            self._told(text, tuple(rules))
+            self.told(text, tuple(rules))
 
     def documents(self) -> list[RuledDocument]:
         """All that this reader may read, and all that it may once they are confirmed."""
-        known = () if self._ruled is None else self._ruled.known().by_id.values()
-        return [each for each in known if not self._bars(each) or self._asks(each)]
+        known = () if self.ruled is None else self.ruled.known().by_id.values()
+        return [each for each in known if not self.bars(each) or self.asks(each)]
 
 
 def unruled(store: DocumentStore) -> Readable:

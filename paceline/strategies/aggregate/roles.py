@@ -170,36 +170,35 @@ class Decider:
 SPEED_CHANGE_RATIO = 0.1  # relative change of the own speed that is worth a message
 
 
+@dataclass(slots=True, eq=False)
 class Follower:
     """Appends the peer's targets in order, from whichever messages hold them."""
 
-    def __init__(self, config: MachineConfig, answer: MixedAnswer, peer: PeerState) -> None:
-        self._config = config
-        self._answer = answer
-        self._peer = peer
-        self._may_decide = pinned_side(config) in (None, config.seat.side)
-        self._early = EarlyTargets()
+    config: MachineConfig
+    answer: MixedAnswer
+    peer: PeerState
+    _early: EarlyTargets = field(default_factory=EarlyTargets)
 
     def receive(self, message: Targets) -> list[Effect]:
         """Append the targets that are new; those that come too early wait. Ignores a message that cannot be valid."""
         if (
-            self._peer.broken
-            or self._answer.ended
-            or any(token >= self._config.output.vocab_size for token in message.tokens)
-            or message.start + len(message.tokens) > self._config.output.max_tokens
+            self.peer.broken
+            or self.answer.ended
+            or any(token >= self.config.output.vocab_size for token in message.tokens)
+            or message.start + len(message.tokens) > self.config.output.max_tokens
         ):
             return []
-        answer = self._answer
+        answer = self.answer
         self._early.add(message, len(answer.targets))
         effects: list[Effect] = []
-        while not (answer.ended or self._peer.broken):
+        while not (answer.ended or self.peer.broken):
             if (ready := self._early.pop(len(answer.targets))) is None:
                 break
             effects += self._append(ready)
         return effects
 
     def _append(self, message: Targets) -> list[Effect]:
-        answer, peer = self._answer, self._peer
+        answer, peer = self.answer, self.peer
         effects: list[Effect] = []
         lanes = message.lanes or bytes(len(message.tokens))
         fresh = slice(len(answer.targets) - message.start, None)
@@ -218,10 +217,10 @@ class Follower:
 
     def take_over(self, message: Handover) -> None:
         """Decide from now on. Ignored where that is known already, or not the peer's to choose."""
-        peer = self._peer
-        if not peer.decides and message.turn == peer.turn + 1 and self._may_decide:
+        peer, may_decide = self.peer, pinned_side(self.config) in (None, self.config.seat.side)
+        if not peer.decides and message.turn == peer.turn + 1 and may_decide:
             peer.move(message.turn, message.start)
-            peer.num_sent = max(message.start, len(self._answer.targets))
+            peer.num_sent = max(message.start, len(self.answer.targets))
 
 
 class DraftSender:
