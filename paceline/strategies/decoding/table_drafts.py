@@ -25,7 +25,6 @@ from paceline.strategies.decoding.prefix_tree import (
     PrefixNode,
     PrefixTree,
 )
-from paceline.wire.messages import DraftLimits
 
 DRAFTS_PER_ROW: Final = 4  # drafts of one step, by the rows that `DraftLimits` allows a forward
 LEARN_DELAY_S: Final = 0.001  # start of the engine's thread, before lessons compete with it for the interpreter
@@ -85,8 +84,9 @@ class TableDrafts:
         budget: AdaptiveBudget | None = None,
     ) -> None:
         """feed: of a drafter that the caller asks. budget: in place of its own, for baselines."""
-        stats = (config.means.stats or OnlineStats()).budget
-        self.budget = budget or AdaptiveBudget(stats, rows=_max_drafts(config.options.drafting))
+        stats, drafting = (config.means.stats or OnlineStats()).budget, config.options.drafting
+        most = DRAFTS_PER_ROW * drafting.rows if drafting.ahead else 0  # in one step: 64 by default
+        self.budget = budget or AdaptiveBudget(stats, rows=most)
         self._config, self._tree, self._decoder = config, tree, decoder
         self.feed = feed or DrafterFeed(config)
         self._admits = partial(may_follow, config, decoder)
@@ -233,8 +233,3 @@ class TableDrafts:
     def stats(self) -> dict[str, float]:
         drafts = {"drafted": float(self._num_drafted), "accepted": float(self._num_accepted)}
         return drafts | self.budget.stats()
-
-
-def _max_drafts(drafting: DraftLimits) -> int:
-    """Drafts in one step at most: 64 by default, none where nothing is to be drafted ahead."""
-    return DRAFTS_PER_ROW * drafting.rows if drafting.ahead else 0

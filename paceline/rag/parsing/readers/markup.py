@@ -96,7 +96,8 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
     for event, element in walk:
         tag = element.tag if isinstance(element.tag, str) else ""
         if event == "start":
-            if not tag or tag in _HIDDEN or _is_hidden(element, hiding) or (tag == "tr" and _is_empty(element)):
+            is_empty = tag == "tr" and not any(map(str.strip, element.itertext()))
+            if not tag or tag in _HIDDEN or is_empty or _is_hidden(element, hiding):
                 walk.skip_subtree()
                 skipped = element
                 continue
@@ -170,10 +171,6 @@ def _end(tag: str, out: TextBuilder) -> None:
         out.paragraph()
     elif tag in ("li", "tr", "line", "dd"):
         out.line()
-
-
-def _is_empty(element: etree._Element) -> bool:
-    return not any(map(str.strip, element.itertext()))
 
 
 def _is_hidden(element: etree._Element, hiding: frozenset[str]) -> bool:

@@ -172,7 +172,8 @@ def _write_word(
         kind, label = _NOTES[_local(reference)]
         note = notes.pop((kind, _attribute(reference, "id")), None)
         paragraph = next(reference.iterancestors("{*}p"), None)
-        if note is not None and paragraph is not None and not _is_in(reference, ("del", "moveFrom")):
+        is_gone = next(reference.iterancestors("{*}del", "{*}moveFrom"), None) is not None
+        if note is not None and paragraph is not None and not is_gone:
             first = next(note.iter("{*}p"), note)
             first.insert(0, _span(label))
             paragraph.addnext(note)
@@ -361,10 +362,6 @@ def _span(text: str) -> etree._Element:
 def _remove(element: etree._Element) -> None:
     if (parent := element.getparent()) is not None:
         parent.remove(element)
-
-
-def _is_in(element: etree._Element, names: tuple[str, ...]) -> bool:
-    return next(element.iterancestors(*(f"{{*}}{name}" for name in names)), None) is not None
 
 
 # ---- ODT ------------------------------------------------------------------------------------------------------------
