@@ -380,11 +380,11 @@ def stamp_of(meta: Mapping[str, str]) -> str:
 
 
 def selected_rows(selection: Selection) -> tuple[str, list[object]]:
-    """SQL after the joined tables for the chunks of a selection, and its parameters."""
+    """SQL after the table of documents, joined with their chunks or not, for what is selected; and its parameters."""
     where = f"WHERE collection IN ({', '.join('?' * len(selection.collections))})"
     parameters: list[object] = list(selection.collections)
     for ids, condition in ((selection.document_ids, "IN"), (selection.barred or None, "NOT IN")):
         if ids is not None:
-            where += f" AND document {condition} (SELECT value FROM json_each(?))"
+            where += f" AND documents.id {condition} (SELECT value FROM json_each(?))"
             parameters.append(json.dumps(sorted(ids)))
     return where, parameters

@@ -237,18 +237,9 @@ class DocumentStore:
             return rows.managed_documents(database)
 
     def count(self, selection: Selection = MANAGED) -> int:
-        marks = ", ".join("?" * len(selection.collections))
+        where, parameters = selected_rows(selection)
         with self._database.reading() as database:
-            if selection.document_ids is None and not selection.barred:
-                row = database.execute(
-                    f"SELECT count(*) FROM documents WHERE collection IN ({marks})", *selection.collections
-                )
-                return int(row.fetchone()[0])
-            ids = database.execute(
-                f"SELECT id FROM documents WHERE collection IN ({marks})", *selection.collections
-            ).fetchall()
-        allowed = selection.document_ids
-        return sum((allowed is None or each in allowed) and each not in selection.barred for (each,) in ids)
+            return int(database.execute(f"SELECT count(*) FROM documents {where}", *parameters).fetchone()[0])
 
     def search(
         self,
