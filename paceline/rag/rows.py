@@ -56,10 +56,12 @@ def insert_document(
     file: str = "",
     source: bytes = b"",
     stamp: str = "",
+    text: str = "",
 ) -> None:
     """Insert a document with all its chunks inside the caller's transaction. vectors: (len(chunks), dimensions)
 
-    file: id of the uploaded file it was made from; source, stamp: path and stamp of the file it was read from.
+    file: id of the uploaded file it was made from; source, stamp: path and stamp of the file it was read from. text:
+    the whole of it, which is kept and goes with the document; "": it is not.
     """
     seal = database.seal
     key, box = seal.make_key(document.id)
@@ -80,14 +82,9 @@ def insert_document(
             ]
         ),
     )
+    if text:
+        database.execute("INSERT INTO texts VALUES (?, ?)", document.id, box.seal_text(text, "whole text"))
     database.bump()
-
-
-def insert_text(database: Database, document_id: str, text: str) -> None:
-    """Keep the whole text of a document that has just been inserted, which goes with the document."""
-    (key,) = database.execute("SELECT key FROM documents WHERE id = ?", document_id).fetchone()
-    box = database.seal.box(key, document_id)
-    database.execute("INSERT INTO texts VALUES (?, ?)", document_id, box.seal_text(text, "whole text"))
 
 
 def remove_documents(database: Database, where: str, *parameters: object) -> RemovedRows:
@@ -115,7 +112,7 @@ def replace_vectors(database: Database, chunk_ids: Sequence[int], vectors: Vecto
         (
             (
                 _stored_vector(
-                    database, _seal_vector(database.seal.box(key, document), position, packed(of_each[chunk_id]))
+                    database, database.seal.box(key, document).seal(packed(of_each[chunk_id]), f"vector {position}")
                 ),
                 chunk_id,
             )
@@ -347,7 +344,7 @@ def seal_chunk(
 ) -> tuple[str | bytes, str | bytes, bytes, str | bytes]:
     """The stored form of (title, text, vector as it is stored, place)."""
     texts = box.seal_text(title, f"title {position}"), box.seal_text(text, f"text {position}")
-    return *texts, _seal_vector(box, position, vector), box.seal_text(place, f"place {position}")
+    return *texts, box.seal(vector, f"vector {position}"), box.seal_text(place, f"place {position}")
 
 
 def packed(vector: NDArray[np.float32]) -> bytes:
@@ -374,10 +371,6 @@ def unpacked(stored: Sequence[bytes], dimensions: int) -> Vectors:
     places = [i for i, each in enumerate(stored) if len(each) == dimensions]
     vectors[places] = np.frombuffer(b"".join(stored[i] for i in places), np.int8).reshape(len(places), dimensions)
     return unit(vectors)
-
-
-def _seal_vector(box: Box, position: int, vector: bytes) -> bytes:
-    return box.seal(vector, f"vector {position}")
 
 
 def _report(document: str, error: DamagedError) -> None:

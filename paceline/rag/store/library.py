@@ -34,7 +34,6 @@ from paceline.rag.rows import (
     find_passage,
     find_text,
     insert_document,
-    insert_text,
     managed_documents,
     read_passages,
     remove_documents,
@@ -305,8 +304,7 @@ class Ingester:
             if not done:
                 raise _UnwantedError
             removed = remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
-            insert_document(database, document, chunks, vectors, collection=job.store, file=job.file)
-            insert_text(database, document_id, parsed.text)
+            insert_document(database, document, chunks, vectors, collection=job.store, file=job.file, text=parsed.text)
         self._document_kv.forget(
             removed.text_hashes - {self._document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
         )
