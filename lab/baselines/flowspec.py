@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Protocol, cast
 
 from paceline.core.drafting.ngram_drafter import Candidates
 from paceline.strategies.base import Effect, MachineConfig, Strategy
-from paceline.strategies.decoding.branch_decoder import BranchDecoder
 from paceline.strategies.decoding.prefix_tree import PrefixNode, PrefixTree, TreeDrafter
+from paceline.strategies.decoding.table_drafts import may_follow
 from paceline.strategies.drafting import AnswerDrafter, ModelDrafter
 from paceline.strategies.pipeline import MAX_GROWTH, TREE_NODES, Pipeline, TreeGrowth, pipeline
 
@@ -79,29 +79,20 @@ class WholeModel(ModelAlone):
         return node
 
 
+@dataclass(eq=False)
 class WholeTrees(TreeGrowth):
     """A tree is drafted as a whole, once a round; nothing is sent until then."""
 
-    def __init__(
-        self,
-        config: MachineConfig,
-        tree: PrefixTree,
-        decoder: BranchDecoder,
-        drafter: AnswerDrafter,
-        *,
-        nodes: int = TREE_NODES,
-    ) -> None:
-        super().__init__(config, tree, decoder, drafter, nodes=nodes)
-        self._forwards = 0  # of the draft model, when the head left the tree, or the last tree was drafted
+    _forwards: int = 0  # of the draft model, when the head left the tree, or the last tree was drafted
 
     @property
     def _model(self) -> WholeModel | None:
-        return cast("WholeModel | None", self._drafter.model)
+        return cast("WholeModel | None", self.drafter.model)
 
     def advance(self, *, drafted: bool) -> None:
         super().advance(drafted=drafted)
         if not drafted:
-            self._forwards = self._drafter.forwards
+            self._forwards = self.drafter.forwards
 
     def prepare(self) -> None:
         """Tell the draft model what is wanted next."""
@@ -114,16 +105,16 @@ class WholeTrees(TreeGrowth):
         return False
 
     def expand(self, room: int) -> None:  # noqa: ARG002  # the tree is of one size
-        if self._drafts and self.is_new_round:
-            self._draft(self._nodes)
+        if self.config.options.drafting.ahead and self.is_new_round:
+            self._draft(self.nodes)
 
     @property
     def wanted(self) -> int:
-        return self._nodes
+        return self.nodes
 
     def _draft(self, count: int) -> None:
         super()._draft(count)
-        self._forwards = self._drafter.forwards
+        self._forwards = self.drafter.forwards
 
     def _is_whole(self) -> bool:
         """There is no draft model that would add anything to the tree."""
@@ -140,25 +131,25 @@ class WholeContexts(WholeTrees):
         return not self._is_sendable() and not self._is_whole()
 
     def expand(self, room: int) -> None:
-        if not self._drafts:
+        if not self.config.options.drafting.ahead:
             return
         if self._model is not None:
             if not self._is_sendable():
                 self._draft(self.wanted)
             return
-        waiting = len(self._tree.waiting)
-        wanted = self._nodes if waiting or not self._drafted else self._drafted + self._nodes
-        wanted = min(wanted, MAX_GROWTH * self._nodes)
+        waiting = len(self.tree.waiting)
+        wanted = self.nodes if waiting or not self._drafted else self._drafted + self.nodes
+        wanted = min(wanted, MAX_GROWTH * self.nodes)
         if self._drafted == 0 or (waiting < room and self._drafted < wanted):
             self._draft(wanted)
 
     @property
     def wanted(self) -> int:
-        return min(self._drafted + self._nodes, MAX_GROWTH * self._nodes)
+        return min(self._drafted + self.nodes, MAX_GROWTH * self.nodes)
 
     def _is_sendable(self) -> bool:
         """Drafts wait to be sent, besides the head."""
-        return any(node is not self._tree.head for node in self._tree.waiting)
+        return any(node is not self.tree.head for node in self.tree.waiting)
 
 
 class Layers(WholeTrees):
@@ -170,14 +161,14 @@ class Layers(WholeTrees):
 
     def holds(self) -> bool:
         model = self._model
-        waiting = not self._tree.head.cached or bool(self._tree.waiting)
+        waiting = not self.tree.head.cached or bool(self.tree.waiting)
         return model is not None and not waiting and not model.knows(self._deepest()[1])
 
     def expand(self, room: int) -> None:  # noqa: ARG002  # a layer is of one size
-        tree = self._tree
-        if not self._drafts or not tree.head.cached or tree.waiting:
+        tree = self.tree
+        if not self.config.options.drafting.ahead or not tree.head.cached or tree.waiting:
             return
-        feed = self._drafter.feed
+        feed = self.drafter.feed
         feed.catch_up()
         source = cast("LayerDrafter", self._model or feed.drafter)
         frontier, paths = self._deepest()
@@ -185,21 +176,21 @@ class Layers(WholeTrees):
             (-node.score * prob, order, node, token)
             for order, (node, candidates) in enumerate(zip(frontier, source.successors(paths), strict=True))
             for token, prob in candidates
-            if self._admits(node, token)
+            if may_follow(self.config, self.decoder, node, token)
         ]
         scored.sort(key=lambda each: each[:2])
-        for negative, _, node, token in scored[: self._rows]:
+        for negative, _, node, token in scored[: self.config.options.drafting.rows]:
             tree.add(node, token, -negative)
 
     @property
     def wanted(self) -> int:
-        return min(self._tree.num_sent + 2 * self._rows, MAX_GROWTH * self._nodes)
+        return min(self.tree.num_sent + 2 * self.config.options.drafting.rows, MAX_GROWTH * self.nodes)
 
     def _deepest(self) -> tuple[list[PrefixNode], list[Path]]:
         """The deepest nodes, and their paths below the head."""
-        nodes = sorted(self._tree.head.subtree(), key=lambda node: (node.position, node.number))
+        nodes = sorted(self.tree.head.subtree(), key=lambda node: (node.position, node.number))
         frontier = [node for node in nodes if node.position == nodes[-1].position]
-        above = self._tree.head.position
+        above = self.tree.head.position
         return frontier, [tuple(each.token for each in node.path_below(above)) for node in frontier]
 
 

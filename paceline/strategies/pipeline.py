@@ -15,6 +15,7 @@ as that is expected to pay.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -29,26 +30,18 @@ TREE_NODES: Final = 80  # of a tree that is drafted: L
 MAX_GROWTH: Final = 4  # trees' worth of nodes that one context is asked for at most
 
 
+@dataclass(eq=False)
 class TreeGrowth:
-    """The tree of one answer. `is_new_round`: the head is none of the nodes that were drafted."""
+    """The tree of one answer."""
 
-    def __init__(
-        self,
-        config: MachineConfig,
-        tree: PrefixTree,
-        decoder: BranchDecoder,
-        drafter: AnswerDrafter,
-        *,
-        nodes: int = TREE_NODES,
-    ) -> None:
-        """nodes: of a tree."""
-        self._tree, self._decoder, self._drafter = tree, decoder, drafter
-        self._admits = partial(may_follow, config, decoder)
-        self._rows, self._nodes = config.options.drafting.rows, nodes
-        self._drafts = config.options.drafting.ahead > 0
-        self.is_new_round = True
-        self.rounds = 0  # trees begun
-        self._drafted = 0  # nodes asked for since the head moved
+    config: MachineConfig
+    tree: PrefixTree
+    decoder: BranchDecoder
+    drafter: AnswerDrafter
+    nodes: int = TREE_NODES  # of a tree
+    is_new_round: bool = True  # the head is none of the nodes that were drafted
+    rounds: int = 0  # trees begun
+    _drafted: int = 0  # nodes asked for since the head moved
 
     def advance(self, *, drafted: bool) -> None:
         """A token is decided; the head has moved. drafted: it was in the tree."""
@@ -57,39 +50,40 @@ class TreeGrowth:
 
     def read(self, output: Iterable[int], sequences: int) -> None:
         """The tokens of a walk, for tables, which learn from the rows answered too. sequences: of the last step."""
-        feed, decoder = self._drafter.feed, self._decoder
+        feed, decoder = self.drafter.feed, self.decoder
         feed.append(output)
-        goes_on = feed.take_rows(decoder.pop_branch_dists(), self._tree.head, decoder.mixer.plain, sequences)
+        goes_on = feed.take_rows(decoder.pop_branch_dists(), self.tree.head, decoder.mixer.plain, sequences)
         decoder.num_top = NUM_SUCCESSORS if goes_on else 0
 
     def waits(self, room: int, now: float) -> bool:
         """The next segment waits for better drafts. Call after `expand`. room: rows it may have."""
-        return self._drafter.waits([node.score for node in self._tree.best(room)], room, now)
+        return self.drafter.waits([node.score for node in self.tree.best(room)], room, now)
 
     @property
     def wanted(self) -> int:
         """Nodes of the draft model's tree: what has been sent, and more than the next segment takes."""
-        return min(self._tree.num_sent + 2 * self._rows, MAX_GROWTH * self._nodes)
+        return min(self.tree.num_sent + 2 * self.config.options.drafting.rows, MAX_GROWTH * self.nodes)
 
     def expand(self, room: int) -> None:
         """Draft, where the tree is to grow: as much as the next segment takes, the rest while that is on its way.
         room: rows of the next segment."""
-        if not self._drafts:
+        if not self.config.options.drafting.ahead:
             return
-        if self._drafter.model is not None:
+        if self.drafter.model is not None:
             self._draft(self.wanted)
             return
-        waiting = len(self._tree.waiting)
-        wanted = min(self._tree.num_sent + room, MAX_GROWTH * self._nodes)
+        waiting = len(self.tree.waiting)
+        wanted = min(self.tree.num_sent + room, MAX_GROWTH * self.nodes)
         if self._drafted == 0 or (waiting < room and self._drafted < wanted):
             self._draft(wanted)
 
     def _draft(self, count: int) -> None:
         """Merge a tree of the present context into the tree. Drafts that still wait are of an older one."""
-        if self._drafted == 0 or self._drafter.model is not None:
-            self._tree.drop_waiting()
+        if self._drafted == 0 or self.drafter.model is not None:
+            self.tree.drop_waiting()
         self.rounds += self.is_new_round and self._drafted == 0
-        self._tree.merge(self._drafter.draft(count, self._tree.head.position), self._admits)
+        admits = partial(may_follow, self.config, self.decoder)
+        self.tree.merge(self.drafter.draft(count, self.tree.head.position), admits)
         self._drafted = count
 
 
