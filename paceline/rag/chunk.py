@@ -14,6 +14,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, islice, pairwise
 
 from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TITLE, Kind, kind_of
@@ -235,7 +236,7 @@ class _Pieces:
     def __init__(self, text: str, count: Callable[[str], int], limit: int, kind: Kind) -> None:
         self._text = text
         self._limit = limit
-        self._known = _KnownPieces(count)
+        self._known = cache(lambda piece: (count(piece), _boundary(piece)))  # of each piece, which repeat
         headings = () if kind == "code" else heading_starts(text)
         self._sections = _definition_starts(text) if kind == "code" else [start for start, _, _ in headings]
         self._records = _record_starts(text, kind)
@@ -268,7 +269,7 @@ class _Pieces:
             if found:
                 break
             size *= 2
-        known = [self._known[piece] for piece in found]
+        known = list(map(self._known, found))
         offsets = list(accumulate(map(len, found), initial=start))
         boundaries = bytearray([boundary for _, boundary in known])
         # A heading stays with the text below it.
@@ -301,24 +302,13 @@ class _Pieces:
             piece, count, boundary = todo.pop()
             if count > self._limit and len(piece) > 1:
                 half = len(piece) // 2
-                todo.append((piece[half:], self._known[piece[half:]][0], boundary))
-                todo.append((piece[:half], self._known[piece[:half]][0], _INSIDE))
+                todo.append((piece[half:], self._known(piece[half:])[0], boundary))
+                todo.append((piece[:half], self._known(piece[:half])[0], _INSIDE))
             else:
                 parts.append(piece)
                 counts.append(count)
                 ends.append(boundary)
         return parts, counts, ends
-
-
-class _KnownPieces(dict[str, tuple[int, int]]):
-    """(tokens, boundary after it) of each piece, which repeat."""
-
-    def __init__(self, count: Callable[[str], int]) -> None:
-        self._count = count
-
-    def __missing__(self, piece: str) -> tuple[int, int]:
-        known = self[piece] = self._count(piece), _boundary(piece)
-        return known
 
 
 def _between(positions: Sequence[int], start: int, end: int) -> Sequence[int]:
