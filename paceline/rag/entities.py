@@ -15,7 +15,7 @@ from paceline.core.redaction import Entity, Finder
 from paceline.errors import ConfigError
 from paceline.hub.cache import find
 from paceline.rag.embedder import ComputeThreads
-from paceline.rag.rerank import limit_threads, loaded_encoder
+from paceline.rag.rerank import limit_threads, loaded_encoder, max_tokens
 
 WINDOW: Final = 256  # tokens; less where the model reads less
 OVERLAP: Final = 32
@@ -37,8 +37,7 @@ def load_entity_model(path_or_name: str | Path) -> Finder:
     kinds = ["" if label == "O" else label.removeprefix("B-").removeprefix("I-") for label in labels]
     if "" not in kinds or not set(kinds) & set(_KINDS) or not tokenizer.is_fast:
         raise ConfigError(f"{directory} has the labels {', '.join(labels)[:200]}: give {wanted}.")
-    positions = int(getattr(model.config, "max_position_embeddings", WINDOW))
-    window = min(WINDOW, positions, int(tokenizer.model_max_length))
+    window = max_tokens(model, tokenizer, WINDOW)
     threads = ComputeThreads(1, "paceline-entities", 1, limit_threads)
 
     def labelled(text: str) -> list[tuple[int, int, str]]:

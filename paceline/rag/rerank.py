@@ -48,7 +48,7 @@ class CrossEncoder:
         )
         if (labels := self._model.config.num_labels) not in (1, 2):
             raise ConfigError(f"{directory} is no cross-encoder: it has {labels} labels instead of one.")
-        self._max_tokens = _max_tokens(self._model, self._tokenizer)
+        self._max_tokens = max_tokens(self._model, self._tokenizer, MAX_TOKENS)
         self._tells_texts_apart = getattr(self._model.config, "type_vocab_size", 0) > 1  # as BERT does, and RoBERTa not
         self._compute = ComputeThreads(1, "paceline-rerank", limit=limit_threads)
 
@@ -119,9 +119,9 @@ def loaded_encoder(
     return model, tokenizer
 
 
-def _max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    positions = int(getattr(model.config, "max_position_embeddings", MAX_TOKENS))
-    return min(MAX_TOKENS, positions, int(tokenizer.model_max_length))
+def max_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, most: int) -> int:
+    """Tokens that a model reads at once, and at most so many."""
+    return min(most, int(getattr(model.config, "max_position_embeddings", most)), int(tokenizer.model_max_length))
 
 
 # Late interaction: each token of the query finds the most similar token of the passage (MaxSim of ColBERT, Khattab and

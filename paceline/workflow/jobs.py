@@ -169,22 +169,22 @@ class Replies:
             for place in spans.keys() - same if same else ():  # where all have changed, nobody is right
                 del self._spans[place]
             self._sure |= same
-        if self.rounds >= ROUNDS or len(self._answers(self._read_again())) < 2:
+        again = self._surest_first()[:AGAIN]
+        if self.rounds >= ROUNDS or len(self._answers(again)) < 2:
             return []
         self.rounds += 1
-        return self._read_again()
+        return again
 
     def order(self) -> list[int]:
         """Places of all passages, in the order in which an answer should read them: first the best one of each answer,
         those first that were said again, then further ones that say the same, then what no job found an answer in."""
-        found = sorted(self._spans, key=lambda place: (place not in self._sure, place))
-        answers = self._answers(found)
+        answers = self._answers(self._surest_first())
         firsts = [places[0] for places in answers]
         rest = [place for places in answers for place in places[1:]]
         return [*firsts, *rest, *(place for place in range(len(self.bearings)) if place not in self._spans)]
 
-    def _read_again(self) -> list[int]:
-        return sorted(self._spans, key=lambda place: (place not in self._sure, place))[:AGAIN]
+    def _surest_first(self) -> list[int]:
+        return sorted(self._spans, key=lambda place: (place not in self._sure, place))
 
     def _answers(self, places: Sequence[int]) -> list[list[int]]:
         """Places whose spans agree with the first of them."""

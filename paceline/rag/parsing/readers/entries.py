@@ -56,9 +56,8 @@ def read_entries(data: bytes, name: str) -> ReadText:
     if not properties or properties[0].name != "BEGIN" or properties[0].value not in ("VCALENDAR", "VCARD"):
         raise UnreadableError("is no calendar and no list of contacts; export it again", "invalid_file")
     titles = {one_line(_plain(each.value)) for each in properties if each.name == "X-WR-CALNAME"}
-    return ReadText(
-        titles.pop() if len(titles) == 1 else PurePath(name).name[:MAX_TITLE], "\n".join(_lines(properties))
-    )
+    title = titles.pop() if len(titles) == 1 else PurePath(name).name[:MAX_TITLE]
+    return ReadText(title, "\n".join(filter(None, map(_line, _entries(properties)))))
 
 
 def _lines_of(data: bytes) -> list[str]:
@@ -86,27 +85,24 @@ def _properties(lines: list[str]) -> Iterator[_Property]:
         yield _Property(found[1] or "", name, parameters, value.strip().upper() if name in ("BEGIN", "END") else value)
 
 
-def _lines(properties: list[_Property]) -> Iterator[str]:
+def _entries(properties: list[_Property]) -> Iterator[list[_Property]]:
     within = list[str]()  # components that are open
     entry = list[_Property]()
     for each in properties:
         if each.name == "BEGIN":
             if each.value in _ENTRIES and any(kind in _ENTRIES for kind in within):  # the end of that is missing
                 within = [kind for kind in within if kind not in _ENTRIES]
-                if line := _line(entry):
-                    yield line
+                yield entry
                 entry = []
             within.append(each.value)
         elif each.name == "END":
             if each.value in _ENTRIES:
-                if line := _line(entry):
-                    yield line
+                yield entry
                 entry = []
             del within[within.index(each.value) if each.value in within else len(within) :]
         elif within and within[-1] in _ENTRIES:
             entry.append(each)
-    if line := _line(entry):
-        yield line
+    yield entry
 
 
 def _line(entry: list[_Property]) -> str:
