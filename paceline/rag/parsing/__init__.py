@@ -7,6 +7,6 @@ worker   one of them
 sandbox  what is taken from it
 readers  functions of kinds, imported in the parser process only
 
-Nothing here but `readers` parses a document's bytes, and nothing imports numpy or torch, so that a parser starts fast
-and holds little in memory.
+Nothing here but `readers` parses a document's bytes, and no parser imports numpy or torch, so that it starts fast and
+holds little in memory.
 """

@@ -23,6 +23,7 @@ from paceline import __version__
 from paceline.errors import DocumentError, ParserLost
 from paceline.rag.parsing.kinds import NAMED_KINDS, kind_of
 from paceline.rag.parsing.process import MAX_NAME, Parsed, ParserPool
+from paceline.rag.records import IngestResult
 
 MAX_TRIES = 3  # of a document whose parser was killed from outside
 _AHEAD = 8  # files parsed or read ahead at most; a text has at most 10 MiB
@@ -69,22 +70,15 @@ def stamp_of(status: os.stat_result, now_ns: int) -> str:
     return f"{__version__} {status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | Skipped:
+def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | IngestResult:
     """With its stamp from before it is read, so that a change meanwhile shows."""
     try:
         status = path.stat(follow_symlinks=root is None)
     except (OSError, ValueError):  # it is gone, or no path: reading it will say so
         return FoundFile(path, name, root=root)
     if root is not None and stat.S_ISREG(status.st_mode) and not status.st_size:
-        return Skipped(name, "empty")
+        return IngestResult(name, "skipped", note="empty")
     return FoundFile(path, name, stamp_of(status, time.time_ns()), root, (status.st_dev, status.st_ino))
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    name: str
-    reason: str
-    is_failure: bool = False  # it was to be read: a file that was named, or a folder that cannot be entered
 
 
 def read_files(files: Sequence[FoundFile], parsers: ParserPool) -> Iterator[tuple[FoundFile, Parsed | DocumentError]]:
@@ -156,36 +150,33 @@ def _exchanged(path: Path) -> DocumentError:
     return DocumentError(f"{path} was exchanged for another file while files were read; add it again.")
 
 
-def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[Skipped]]:
-    """Files to read: the named ones, and every file of a known kind below named folders, in order of name.
+def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[IngestResult]]:
+    """Files to read: the named ones, and every file of a known kind below named folders, in order of name; and the
+    outcomes of all others.
 
-    A named path that is missing or of another kind is skipped as a failure.
+    A named path that is missing or of another kind is a failure, and so is a folder that cannot be entered.
     """
-    files: list[FoundFile] = []
-    skipped: list[Skipped] = []
-    for path in paths:
-        found = _found(path)
-        files += [item for item in found if isinstance(item, FoundFile)]
-        skipped += [item for item in found if isinstance(item, Skipped)]
-    return files, skipped
+    found = [item for path in paths for item in _found(path)]
+    files = [item for item in found if isinstance(item, FoundFile)]
+    return files, [item for item in found if isinstance(item, IngestResult)]
 
 
-def _found(path: Path) -> list[FoundFile | Skipped]:
+def _found(path: Path) -> list[FoundFile | IngestResult]:
     name = _readable(str(path))
     try:
         is_folder, exists = path.is_dir(), path.exists()
     except (OSError, ValueError):  # ValueError: a NUL in the path
-        return [Skipped(name, "cannot be read; check the path and its permissions", is_failure=True)]
+        return [IngestResult(name, "failed", note="cannot be read; check the path and its permissions")]
     if is_folder:
         return list(_walk(path.resolve()))
     if not exists:
-        return [Skipped(name, "does not exist; check the path", is_failure=True)]
+        return [IngestResult(name, "failed", note="does not exist; check the path")]
     if kind_of(path.name) is None:
-        return [Skipped(name, f"not of a kind that can be read; convert it to {NAMED_KINDS}", is_failure=True)]
+        return [IngestResult(name, "failed", note=f"not of a kind that can be read; convert it to {NAMED_KINDS}")]
     return [_found_file(path, _readable(path.name))]
 
 
-def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
+def _walk(root: Path) -> Iterator[FoundFile | IngestResult]:
     """All files below a folder, each as found or skipped. Links are not followed."""
     unreadable: list[OSError] = []
     for folder, subfolders, names in os.walk(root, onerror=unreadable.append):
@@ -194,7 +185,7 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
             reason = _reason_to_skip(here / name, root)
             if reason:
                 subfolders.remove(name)
-                yield Skipped(_name_below(here / name, root), reason)
+                yield IngestResult(_name_below(here / name, root), "skipped", note=reason)
         subfolders.sort()
         for name in sorted(names):
             path = here / name
@@ -202,9 +193,9 @@ def _walk(root: Path) -> Iterator[FoundFile | Skipped]:
             if not reason and kind_of(name) is None:
                 reason = f"not {NAMED_KINDS}"
             below = _name_below(path, root)
-            yield Skipped(below, reason) if reason else _found_file(path, below, root)
+            yield IngestResult(below, "skipped", note=reason) if reason else _found_file(path, below, root)
     for error in unreadable:
-        yield Skipped(_name_below(Path(error.filename), root), f"cannot be read: {error.strerror}", is_failure=True)
+        yield IngestResult(_name_below(Path(error.filename), root), "failed", note=f"cannot be read: {error.strerror}")
 
 
 def _reason_to_skip(path: Path, root: Path) -> str:

@@ -148,10 +148,7 @@ class DocumentStore:
         gone and is found in another one is renamed. Files of one name in different folders are different documents: the
         later one's name is prefixed with as much of its path as needed. What cannot be read has a result that says so.
         """
-        files, skipped = find_files([paths] if isinstance(paths, Path) else paths)
-        results = [
-            IngestResult(item.name, "failed" if item.is_failure else "skipped", note=item.reason) for item in skipped
-        ]
+        files, results = find_files([paths] if isinstance(paths, Path) else paths)
         if not read_all:
             known, files = self._unchanged(files, zone)
             results += known

@@ -69,7 +69,7 @@ def test_a_root_that_becomes_a_link_to_elsewhere_is_not_read(tmp_path: Path, par
 def test_an_empty_file_of_a_folder_is_skipped_and_a_named_one_is_a_failure(tmp_path: Path, parsers: ParserPool) -> None:
     (tmp_path / "empty.txt").write_text("")
     files, (skipped,) = find_files([tmp_path])
-    assert (files, skipped.reason, skipped.is_failure) == ([], "empty", False)
+    assert (files, skipped.note, skipped.status) == ([], "empty", "skipped")
     ((_, error),) = read_files(find_files([tmp_path / "empty.txt"])[0], parsers)
     assert isinstance(error, DocumentError) and "is empty" in str(error)
 
@@ -86,7 +86,7 @@ def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> 
     (root / "loop").symlink_to(root)
     files, skipped = find_files([root])
     assert [file.name for file in files] == ["b.md", "deep/c.markdown", "deep/er/a.TXT"]
-    reasons = {item.name: item.reason for item in skipped}
+    reasons = {item.name: item.note for item in skipped}
     assert set(reasons) == {".git", ".hidden.md", "picture.png", "out.txt", "in.txt", "loop"}
     assert "out of the folder" in reasons["out.txt"]
     assert "own name" in reasons["in.txt"]
