@@ -267,10 +267,6 @@ class HybridIndex:
         self._words: dict[Selection, BM25Index] = {}
         self._stamp = ""  # store and generation of the rows that the vector index was built from
 
-    @property
-    def num_chunks(self) -> int:
-        return len(self._vector_index.ids)
-
     def refresh(self) -> None:
         """Apply changes of the rows. Raises ConfigError when the store was meanwhile indexed with another embedder."""
         meta = self._database.meta()
@@ -278,12 +274,12 @@ class HybridIndex:
         stamp = stamp_of(meta)
         if stamp == self._stamp:
             return
-        database, dimensions = self._database, self._dimensions
+        database, dimensions, known = self._database, self._dimensions, self._vector_index.ids
         if self._vector_rows is not None:
             pass
         elif self._stamp.startswith(meta["store"]):
             ids = np.fromiter((row[0] for row in database.execute("SELECT id FROM chunks")), np.int64)
-            last = int(self._vector_index.ids[-1]) if self.num_chunks else 0  # ids only grow
+            last = int(known[-1]) if len(known) else 0  # ids only grow
             self._vector_index.update(ids, *read_vectors(database, dimensions, "WHERE chunks.id > ?", last))
         else:
             self._vector_index = VectorIndex(*read_vectors(database, dimensions, ""))
@@ -316,7 +312,8 @@ class HybridIndex:
         if self._vector_rows is not None:
             found = self._vector_rows.search(vector, limit, selection)
         else:
-            found = self._vector_index.search(vector, limit, None if len(selected) == self.num_chunks else selected)
+            is_whole = len(selected) == len(self._vector_index.ids)
+            found = self._vector_index.search(vector, limit, None if is_whole else selected)
         others = found[-1][1] if found and len(found) == limit < len(selected) else -math.inf
         scores = dict(found)
         index = self._word_index(replace(selection, document_ids=None))
