@@ -122,19 +122,18 @@ class Drafter(Joint):
             fresh, lanes = len(answer.targets) - verdict.start, verdict.lanes or bytes(len(verdict.tokens))
             came = len(answer.targets)
             for index in range(fresh, len(verdict.tokens)):
-                dist = _decoded(self._config, verdict.dists[index : index + 1])
+                dist = _decoded(self._config, verdict.dists[index] if verdict.dists else None)
                 if not (answer.ended or answer.permits(verdict.tokens[index])):
                     return [*effects, *self._expel()]
                 effects += self._append(verdict.tokens[index], LANES[lanes[index]], dist)
             if isinstance(verdict, Rejected) and verdict.head is not None and not answer.ended:
-                head = _decoded(self._config, [verdict.head])
+                head = _decoded(self._config, verdict.head)
                 if head is None or not head.probs.any() or len(answer.targets) != verdict.start + len(verdict.tokens):
                     continue  # the cloud is asked again, and passed over in the end
                 token = self._drafting.recover(head)
                 if not answer.permits(token):
                     return [*effects, *self._expel()]
-                plain = [] if verdict.plain is None else [verdict.plain]
-                effects += self._append(token, LANES[verdict.lane], _decoded(self._config, plain))
+                effects += self._append(token, LANES[verdict.lane], _decoded(self._config, verdict.plain))
             if len(answer.targets) > came:
                 self._drafting.verdict_came(self._now, self._rtt)
         return effects
@@ -174,10 +173,10 @@ class Drafter(Joint):
         return {name: float(count) for name, count in counts.items()}
 
 
-def _decoded(config: MachineConfig, dists: Sequence[DistPayload]) -> Dist | None:
-    """The first distribution; None where there is none, or it cannot be decoded."""
+def _decoded(config: MachineConfig, payload: DistPayload | None) -> Dist | None:
+    """The distribution; None where there is none, or it cannot be decoded."""
     try:
-        return decode_head(dists[0], config.output.vocab_size) if dists else None
+        return None if payload is None else decode_head(payload, config.output.vocab_size)
     except RemoteProtocolError:
         return None
 

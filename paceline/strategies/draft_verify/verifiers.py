@@ -154,11 +154,6 @@ class AcceptOrReject(Verifier):
         return self.coins.recover(position, self.dist(own), head)
 
 
-# *Agreement*: the target's own token by the common noise; a draft is accepted where it is that token.
-#
-# Any draft will do. Drafted with the same noise from a distribution that is nearly the target's, most are accepted.
-
-
 SECOND_WITHIN: Final = 2.0  # nats that the second guess may score below the draft: beyond it is hardly ever the target
 
 
