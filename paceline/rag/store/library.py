@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -118,33 +118,27 @@ class _UnwantedError(Exception):
     """The file was removed or cancelled meanwhile, or the program is stopping."""
 
 
+@dataclass(eq=False, repr=False)
 class Ingester:
     """Reads files between `start` and `stop`."""
 
-    def __init__(
-        self,
-        database: Database,
-        uploads: Uploads,
-        document_kv: DocumentKvStore,
-        embedder: Embedder,
-        zone: Zone,
-        work: FileWork | None,
-        budget: ParserBudget,
-    ) -> None:
-        """`document_kv`: stored KV, from which that of replaced chunks is deleted. budget: of the files' owners."""
+    database: Database
+    uploads: Uploads
+    document_kv: DocumentKvStore  # stored KV, from which that of replaced chunks is deleted
+    embedder: Embedder
+    zone: Zone
+    work: InitVar[FileWork | None]
+    budget: InitVar[ParserBudget]  # of the files' owners
+    _wake: threading.Event = field(default_factory=threading.Event)
+    _stopping: bool = False
+    _readings: dict[str, _Reading] = field(default_factory=dict)  # by owner; the one whose turn was last comes last
+    _thread: threading.Thread | None = None
+
+    def __post_init__(self, work: FileWork | None, budget: ParserBudget) -> None:
         self._indexing: Around = work.indexing if work else nullcontext
         self._parsing: Around = work.parsing if work else nullcontext
-        self._database = database
-        self._server = "" if database.fleet is None else database.fleet.id  # among those that share the queue
-        self._document_kv = document_kv
-        self._uploads = uploads
-        self._embedder = embedder
-        self._zone = zone
-        self._wake = threading.Event()
-        self._stopping = False
-        self._readings: dict[str, _Reading] = {}  # by owner; the one whose turn was last comes last
+        self._server = "" if self.database.fleet is None else self.database.fleet.id  # among those that share the queue
         self._parsers = ParserPool(budget=budget)
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="paceline-ingest", daemon=True)
@@ -178,7 +172,7 @@ class Ingester:
                 if not self._readings:
                     self._parsers.rest()
                 if worked:  # chunks of earlier readings may have been replaced
-                    self._database.checkpoint()
+                    self.database.checkpoint()
             except StorageError as error:
                 _logger.warning("uploaded files wait to be read: %s", error)
                 pause = AWAY_S if error.away else RETRY_S
@@ -210,7 +204,7 @@ class Ingester:
         elsewhere, server = (
             (f"AND attached.seq NOT IN ({_READ_ELSEWHERE})", [self._server]) if self._server else ("", [])
         )
-        with self._database.reading() as database:
+        with self.database.reading() as database:
             waiting = database.execute(
                 "SELECT owner, min(attached.seq) FROM attached JOIN vector_stores ON id = store "
                 f"WHERE status = 'in_progress' {elsewhere} GROUP BY owner",
@@ -254,7 +248,7 @@ class Ingester:
     def _begin(self, job: _Job) -> bool:
         """Record the start of a reading, so that crashes during it are counted. False: too many, give the file up; or
         another server reads it."""
-        with self._database.writing() as database:
+        with self.database.writing() as database:
             if self._server and not database.execute(_TAKE, self._server, job.seq, self._server).rowcount:
                 return False
             row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
@@ -267,34 +261,34 @@ class Ingester:
         return False
 
     def _read(self, job: _Job) -> Iterator[Future[Parsed] | None]:
-        parsing = self._parsers.submit(job.name, lambda: self._uploads.open(job.file), self._parsing, owner=job.owner)
+        parsing = self._parsers.submit(job.name, lambda: self.uploads.open(job.file), self._parsing, owner=job.owner)
         parsing.add_done_callback(lambda _: self._wake.set())
         yield parsing
         parsed = parsing.result()
-        filled = split_document(parsed, self._embedder.count, chunk_tokens=job.chunk_tokens, overlap=job.overlap)
+        filled = split_document(parsed, self.embedder.count, chunk_tokens=job.chunk_tokens, overlap=job.overlap)
         size, usage = len(parsed.text.encode()), 0  # the chunks hold at least the text
         chunks: list[Chunk] = []
-        vectors: list[Vectors] = [np.empty((0, self._embedder.dimensions), np.float32)]
+        vectors: list[Vectors] = [np.empty((0, self.embedder.dimensions), np.float32)]
         while batch := list(islice(filled, TURN_CHUNKS)):
             chunks += batch
-            usage += sum(4 * self._embedder.dimensions + len(chunk.titled.encode()) for chunk in batch)
+            usage += sum(4 * self.embedder.dimensions + len(chunk.titled.encode()) for chunk in batch)
             self._check(job, max(size, usage))  # before embedding
-            vectors.append(self._embedder.embed([chunk.titled for chunk in batch]))
+            vectors.append(self.embedder.embed([chunk.titled for chunk in batch]))
             yield None
         self._store(job, parsed, chunks, np.concatenate(vectors), usage)
 
     def _check(self, job: _Job, usage: int) -> None:
         """Raises _UnwantedError or DocumentError where embedding more of this file would be for nothing."""
         waits = "SELECT 1 FROM attached WHERE seq = ? AND status = 'in_progress'"
-        with self._database.reading() as database:
+        with self.database.reading() as database:
             if self._stopping or not self._holds(database, job) or not database.execute(waits, job.seq).fetchone():
                 raise _UnwantedError
             _check_room(database, job, usage)
 
     def _store(self, job: _Job, parsed: Parsed, chunks: list[Chunk], vectors: Vectors, usage: int) -> None:
         document_id = f"doc-{secrets.token_hex(12)}"
-        document = Document(document_id, parsed.name, parsed.sha256, self._zone, time.time(), len(chunks))
-        with self._database.writing() as database:
+        document = Document(document_id, parsed.name, parsed.sha256, self.zone, time.time(), len(chunks))
+        with self.database.writing() as database:
             database.check_embedder(database.meta())
             _check_room(database, job, usage)  # again: another process may read files of this owner too
             done = database.execute(
@@ -305,12 +299,12 @@ class Ingester:
                 raise _UnwantedError
             removed = remove_documents(database, "collection = ? AND file = ?", job.store, job.file)
             insert_document(database, document, chunks, vectors, collection=job.store, file=job.file, text=parsed.text)
-        self._document_kv.forget(
-            removed.text_hashes - {self._document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
+        self.document_kv.forget(
+            removed.text_hashes - {self.document_kv.text_hash(chunk.titled, job.store) for chunk in chunks}
         )
 
     def _forget_starts(self, job: _Job) -> None:
-        with self._database.writing() as database:
+        with self.database.writing() as database:
             if not self._holds(database, job):
                 return
             if self._server:
@@ -325,7 +319,7 @@ class Ingester:
         return database.execute(select, job.seq, self._server).fetchone() is not None
 
     def _fail(self, job: _Job, code: str, message: str) -> None:
-        with self._database.writing() as database:
+        with self.database.writing() as database:
             if not self._holds(database, job):
                 return
             database.execute(
