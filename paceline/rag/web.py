@@ -22,7 +22,7 @@ import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import islice
 from typing import NamedTuple, cast
 
@@ -397,48 +397,42 @@ class Page:
     charset: str  # as the server declares it; "" if it does not
 
 
+@dataclass(eq=False, repr=False)
 class PageFetcher:
     """Fetches http and https URLs. For one event loop."""
 
-    def __init__(
-        self,
-        limits: FetchLimits = DEFAULTS,
-        *,
-        resolve: Resolver | None = None,
-        allowed: Callable[[Address], bool] = is_public,
-        ports: Collection[int] = WEB_PORTS,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        """resolve: looks up hosts that are names; None: as the system does. allowed: the addresses to connect to; it
-        is given IPv4 addresses in IPv6 as IPv4. tls: whose certificates are believed; None: the usual authorities.
-        """
-        self._limits = limits
-        self._resolve = resolve or SystemResolver(limits.at_once)
-        self._allowed = allowed
-        self._ports = ports
+    limits: FetchLimits = DEFAULTS
+    _: KW_ONLY
+    resolve: InitVar[Resolver | None] = None  # looks up hosts that are names; None: as the system does
+    allowed: Callable[[Address], bool] = is_public  # to connect to these addresses; IPv4 in IPv6 is given as IPv4
+    ports: Collection[int] = WEB_PORTS
+    tls: InitVar[ssl.SSLContext | None] = None  # whose certificates are believed; None: the usual authorities
+
+    def __post_init__(self, resolve: Resolver | None, tls: ssl.SSLContext | None) -> None:
+        self._resolve = resolve or SystemResolver(self.limits.at_once)
         self._tls = tls or httpx.create_ssl_context()
-        self._slots = asyncio.Semaphore(limits.at_once)
+        self._slots = asyncio.Semaphore(self.limits.at_once)
 
     async def fetch(self, url: str) -> Page:
         """Raises WebError for what may not be fetched, cannot be reached, or is no document."""
         async with self._slots:
             try:
-                async with asyncio.timeout(self._limits.total_s):
-                    return await self._followed(target_of(url, self._ports))
+                async with asyncio.timeout(self.limits.total_s):
+                    return await self._followed(target_of(url, self.ports))
             except TimeoutError:
-                raise WebError(f"{shown(url)} takes more than {self._limits.total_s:g} s.") from None
+                raise WebError(f"{shown(url)} takes more than {self.limits.total_s:g} s.") from None
 
     # ---- internal ---------------------------------------------------------------------------------------------------
     async def _followed(self, target: Target) -> Page:
         first = target
-        for _ in range(self._limits.redirects + 1):
+        for _ in range(self.limits.redirects + 1):
             answer = await self._get(target)
             if isinstance(answer, Page):
                 return answer
             if target.url.scheme == "https" and answer.url.scheme == "http":
                 raise WebError(f"{shown(first.url)} leads from https to http, where anyone could change it.")
             target = answer
-        raise WebError(f"{shown(first.url)} leads on more than {self._limits.redirects} times.")
+        raise WebError(f"{shown(first.url)} leads on more than {self.limits.redirects} times.")
 
     async def _get(self, target: Target) -> Page | Target:
         """The page, or where it leads."""
@@ -463,20 +457,20 @@ class PageFetcher:
         addresses: dict[Address, None] = {}
         for each in found:
             address = parsed_address(each)
-            if address is None or not self._allowed(address):
+            if address is None or not self.allowed(address):
                 raise WebError(f"{shown(target.url)} is not fetched: {target.host} is not at a public address.")
             addresses[address] = None
         return list(addresses)[:_MAX_ADDRESSES]
 
     async def _request(self, target: Target, address: Address) -> Page | Target:
-        total_s = self._limits.total_s
+        total_s = self.limits.total_s
         request = httpx.Request(
             "GET",
             target.url.copy_with(host=str(address)),
             headers={"Host": target.url.netloc.decode("ascii"), **_HEADERS},
             extensions={
                 "sni_hostname": target.host,  # the name that the certificate must be for, too
-                "timeout": {"connect": self._limits.connect_s, "read": total_s, "write": total_s, "pool": total_s},
+                "timeout": {"connect": self.limits.connect_s, "read": total_s, "write": total_s, "pool": total_s},
             },
         )
         # A transport instead of a client: it knows neither cookies nor redirects, proxies or .netrc.
@@ -490,7 +484,7 @@ class PageFetcher:
 
     def _redirected(self, target: Target, response: httpx.Response) -> Target:
         try:
-            return target_of(target.url.join(response.headers["location"]), self._ports)
+            return target_of(target.url.join(response.headers["location"]), self.ports)
         except (KeyError, ValueError, httpx.InvalidURL):
             raise WebError(f"{shown(target.url)} leads to no valid URL.") from None
 
@@ -502,7 +496,7 @@ class PageFetcher:
         suffix = SUFFIXES.get(content_type.partition(";")[0].strip().lower())
         if suffix is None:
             raise WebError(f"{url} is no page or document that can be read.")
-        data = await read_body(response, url, self._limits.body_bytes)
+        data = await read_body(response, url, self.limits.body_bytes)
         charset = _CHARSET.search(content_type)
         return Page(str(target.url), target.host[:_MAX_NAME] + suffix, data, charset[1] if charset else "")
 
