@@ -77,7 +77,7 @@ def places(text: str, kind: Kind, pages: Sequence[int] = ()) -> Place:
     """The function that names a chunk's place. pages: where each page or slide begins, in characters."""
     if pages:
         noun = "slide" if kind == "pptx" else "page"
-        return lambda start, end: page_of(pages, start, end, noun)
+        return lambda start, end: _range(noun, bisect_right(pages, start), bisect_left(pages, max(end, start + 1)))
     if kind in ("markdown", "html", "docx", "epub", "odt", "rtf", "eml", "ipynb", "xlsx"):
         headings = [(start, words) for start, _, words in heading_starts(text)]
         if kind != "xlsx":
@@ -96,14 +96,6 @@ def places(text: str, kind: Kind, pages: Sequence[int] = ()) -> Place:
         return ", ".join(part for part in (_range(noun, first, last), name) if part)
 
     return lines
-
-
-def page_of(pages: Sequence[int], start: int, end: int, noun: str = "page") -> str:
-    """The page or pages of the characters [start, end), as people write them; "" for a text without pages."""
-    if not pages:
-        return ""
-    first, last = bisect_right(pages, start), bisect_left(pages, max(end, start + 1))
-    return _range(noun, first, last)
 
 
 def _range(noun: str, first: int, last: int) -> str:

@@ -288,18 +288,17 @@ class HybridIndex:
 
     def selected(self, selection: Selection) -> NDArray[np.int64]:
         """(n,) ids of the chunks in a selection."""
-        if selection.document_ids is None:
-            if selection not in self._ids:
-                for oldest in list(self._ids)[: 1 - _MAX_CACHED]:
-                    del self._ids[oldest]
-                self._ids[selection] = self._select(selection)
+        is_kept = selection.document_ids is None
+        if is_kept and selection in self._ids:
             return self._ids[selection]
-        return self._select(selection)
-
-    def _select(self, selection: Selection) -> NDArray[np.int64]:
         where, parameters = selected_rows(selection)
         rows = self._database.execute(f"SELECT chunks.id FROM {FROM} {where} ORDER BY chunks.id", *parameters)
-        return np.fromiter((row[0] for row in rows), np.int64)
+        ids = np.fromiter((row[0] for row in rows), np.int64)
+        if is_kept:
+            for oldest in list(self._ids)[: 1 - _MAX_CACHED]:
+                del self._ids[oldest]
+            self._ids[selection] = ids
+        return ids
 
     def candidates(
         self, query: str, vector: NDArray[np.float32], limit: int, selection: Selection, selected: NDArray[np.int64]
