@@ -272,12 +272,8 @@ class Machine(Protocol):
         """The figures that `Finish` has, so far."""
 
 
-# Records of strategies: everything that the program around a strategy reads of it.
-#
-# A strategy is one file or folder: its machines, and a `Strategy` at the bottom, which `registry` lists. Options and
-# messages of its own are there too, or in `wire.messages` like those of `aggregate`. Link, codec, egress, limits,
-# simulator and the conformance tests read the record and the base structs in `wire.messages`, and name no strategy.
-# Routing names those that `auto` chooses.
+# Records of strategies: everything that the program around a strategy reads of it. How one is added is in
+# docs/architecture.md.
 
 
 JOINT_LEVELS: tuple[Privacy, ...] = ("open", "document-private")  # at which two sides may write together
