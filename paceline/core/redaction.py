@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Final, NamedTuple
 
 from paceline.core import lexicon
@@ -93,15 +94,9 @@ class Redactor:
 
     def redact(self, text: str) -> str:
         """The text without what was learnt, whether it was learnt itself or not."""
-        taken = _Taken(text)
-        for match in _PLACEHOLDER.finditer(text):
-            taken.add(Entity(match.start(), match.end(), "TEXT"))
-        for entity in self._found.get(text, ()):
-            taken.add(entity)
-        for entity in self._mentions(text):
-            taken.add(entity)
+        placeholders = (Entity(*match.span(), "TEXT") for match in _PLACEHOLDER.finditer(text))
         parts, at = [], 0
-        for entity in taken.entities():
+        for entity in _disjoint(text, chain(placeholders, self._found.get(text, ()), self._mentions(text))):
             parts += [text[at : entity.start], self._placeholder(text[entity.start : entity.end], entity.kind)]
             at = entity.end
         return "".join([*parts, text[at:]])
@@ -187,30 +182,19 @@ class Restorer:
         return restored
 
 
-class _Taken:
-    """Parts of a text that do not overlap: what comes first keeps its place, of later ones the rest counts."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._mask = bytearray(len(text))
-        self._entities: list[Entity] = []
-
-    def add(self, entity: Entity) -> None:
-        start, end, kind = entity
-        while start < end:
-            free = self._mask.find(0, start, end)
-            if free < 0:
-                return
-            stop = self._mask.find(1, free, end)
-            stop = end if stop < 0 else stop
-            if any(map(str.isalnum, self._text[free:stop])):
-                self._entities.append(Entity(free, stop, kind))
-                self._mask[free:stop] = b"\1" * (stop - free)
-            start = stop
-
-    def entities(self) -> list[Entity]:
-        """In their order."""
-        return sorted(self._entities)
+def _disjoint(text: str, entities: Iterable[Entity]) -> list[Entity]:
+    """Entities in the order of the text. Where they overlap, the first keeps its place, of later ones the rest
+    counts."""
+    mask = bytearray(len(text))
+    found: list[Entity] = []
+    for start, end, kind in entities:
+        while start < end and (free := mask.find(0, start, end)) >= 0:
+            taken = mask.find(1, free, end)
+            start = end if taken < 0 else taken
+            if any(map(str.isalnum, text[free:start])):
+                found.append(Entity(free, start, kind))
+                mask[free:start] = b"\1" * (start - free)
+    return sorted(found)
 
 
 # ---- numbers and addresses ------------------------------------------------------------------------------------------
@@ -470,14 +454,7 @@ def find_names(text: str) -> Iterator[Entity]:
 def combined(*finders: Finder) -> Finder:
     """What any of them finds; where they overlap, the first keeps its place."""
 
-    def find(text: str) -> list[Entity]:
-        taken = _Taken(text)
-        for finder in finders:
-            for entity in finder(text):
-                taken.add(entity)
-        return taken.entities()
-
-    return find
+    return lambda text: _disjoint(text, chain.from_iterable(finder(text) for finder in finders))
 
 
 find_entities: Final = combined(find_numbers, find_names)  # by patterns
