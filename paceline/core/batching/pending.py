@@ -5,7 +5,7 @@ Limits rows of long prompts, and of one owner, by measured step times.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -14,7 +14,7 @@ from typing import Final
 from paceline.core.batching.segment import Segment, SeqId
 from paceline.core.clock import DecodeSpeed, StepClock, row_class
 
-# Groups of sequences: which sequences belong together, which hold rows, and which group is served before which.
+# Sequences and their groups: what is pending of each, which of them hold rows, and which group is served before which.
 #
 # The older group is served first. Two engines that write answers together must agree which one is older: else each
 # could prefer an answer that waits for the other engine. Such groups stand in the line of their link, where each has a
@@ -42,100 +42,25 @@ class GroupState:
     group: Group
     rank: tuple[int, int]  # the smaller one is served first, and preempted by a larger one only if it is idle
     seqs: set[SeqId] = field(default_factory=set)
-    resident: dict[SeqId, None] = field(default_factory=dict)  # sequences that hold rows, in order
+    resident: dict[SeqId, SequenceQueue] = field(default_factory=dict)  # sequences that hold rows, in order
     active_tick: int = 0  # the last tick by which a segment of it was pending
-
-
-class GroupTable:
-    """Groups by their sequences. Ticks stand for time: see `tick`."""
-
-    def __init__(self) -> None:
-        self._by_seq: dict[SeqId, GroupState] = {}
-        self._by_key: dict[int, GroupState] = {}
-        self.running: set[SeqId] = set()  # sequences that hold rows
-        self._next_age = 0
-        self._ticks = 0
-
-    def join(self, seq: SeqId, group: Group | None) -> GroupState:
-        """The group of a sequence, which is given when the sequence is first named; None: one of its own."""
-        state = self._by_seq.get(seq)
-        if state is None:
-            group = group or Group(-1 - seq, 0)
-            state = self._by_key.get(group.key)
-            if state is None:
-                state = self._by_key[group.key] = GroupState(group, self._rank(group))
-            self._by_seq[seq] = state
-            state.seqs.add(seq)
-        state.active_tick = self._ticks
-        return state
-
-    def _rank(self, group: Group) -> tuple[int, int]:
-        """Age, and place in its line. Those behind it that came before it count as no older from now on."""
-        self._next_age += 1
-        if group.line is None:
-            return self._next_age, 0
-        link, place = group.line
-        for state in self._by_key.values():
-            if state.group.line is not None and state.group.line[0] == link and state.group.line[1] > place:
-                state.rank = self._next_age, state.group.line[1]
-        return self._next_age, place
-
-    def leave(self, seq: SeqId) -> None:
-        """The sequence has been released."""
-        self.give_up_rows(seq)
-        state = self._by_seq.pop(seq, None)
-        if state is not None:
-            state.seqs.discard(seq)
-            if not state.seqs:
-                del self._by_key[state.group.key]
-
-    def of(self, seq: SeqId) -> GroupState:
-        return self._by_seq[seq]
-
-    def take_rows(self, seq: SeqId) -> None:
-        self.running.add(seq)
-        self._by_seq[seq].resident[seq] = None
-
-    def give_up_rows(self, seq: SeqId) -> None:
-        if seq in self.running:
-            self.running.discard(seq)
-            del self._by_seq[seq].resident[seq]
-
-    def holders(self) -> Iterator[GroupState]:
-        """Groups that hold rows."""
-        return (state for state in self._by_key.values() if state.resident)
-
-    def tick(self) -> None:
-        """Time has passed, enough for an answer to be continued if nothing but this side holds it up."""
-        self._ticks += 1
-
-    def stay_active(self, state: GroupState) -> None:
-        """Note that a segment of the group is pending."""
-        state.active_tick = self._ticks
-
-    def is_idle(self, state: GroupState) -> bool:
-        """True if nothing of the group was pending for a whole interval between two ticks."""
-        return self._ticks - state.active_tick >= _MIN_IDLE_TICKS
-
-    def check(self) -> None:
-        assert set(self._by_key.values()) == set(self._by_seq.values())
-        assert {seq for state in self._by_key.values() for seq in state.resident} == self.running
-        for key, state in self._by_key.items():
-            assert key == state.group.key and state.seqs and set(state.resident) <= state.seqs, state
-            assert all(self._by_seq[seq] is state for seq in state.seqs), state
 
 
 RECOMPUTED: Final = -1  # key of rows that a preempted sequence had: nobody waits for an answer to them
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PendingSegment:
     key: int
     segment: Segment
     order: int  # of arrival
-    group: Group
+    queue: SequenceQueue = field(repr=False)
     num_computed_tokens: int = 0  # rows already scheduled, or found cached
     started: bool = False  # memory for all of its rows has been allocated
+
+    @property
+    def group(self) -> Group:
+        return self.queue.state.group
 
     @property
     def rows(self) -> int:
@@ -151,114 +76,157 @@ class PendingSegment:
         return self.segment.start + self.num_computed_tokens
 
 
-class PendingQueues:
-    """By sequence: its pending segments, and after a preemption first the segments that write its rows again.
+@dataclass(slots=True, eq=False)
+class SequenceQueue:
+    """A sequence: its pending segments, and after a preemption first the segments that write its rows again.
 
-    A sequence without rows of its own is `preempted` until it is restored. That begins with its next turn, so a
-    sequence that nothing is asked of stays without rows.
+    One without rows of its own is `preempted` until it is restored. That begins with its next turn, so a sequence that
+    nothing is asked of stays without rows.
     """
 
+    seq: SeqId
+    state: GroupState
+    pending: list[PendingSegment] = field(default_factory=list)
+    restoring: list[PendingSegment] = field(default_factory=list)  # what is left of its rows
+    preempted: bool = False
+
+    @property
+    def head(self) -> PendingSegment:
+        """The segment that the sequence runs next."""
+        return (self.restoring or self.pending)[0]
+
+    @property
+    def rows_written(self) -> int:
+        """Rows the sequence has now; its first pending segment runs once all before it are there."""
+        return 0 if self.preempted else self.head.start
+
+    def restore(self, rows: Sequence[Segment]) -> None:
+        """Memory has been allocated: compute these rows, then the first pending segment."""
+        self.preempted = False
+        first = self.pending[0]
+        if rows:
+            self.restoring = [PendingSegment(RECOMPUTED, each, first.order, self, started=True) for each in rows]
+            first.started = True
+
+
+class SequenceQueues:
+    """Sequences by their groups, and what is pending. Ticks stand for time: see `tick`."""
+
     def __init__(self) -> None:
-        self._by_key: dict[int, PendingSegment] = {}  # in order of arrival
-        self._by_seq: dict[SeqId, list[PendingSegment]] = {}  # the same by sequence; none of them empty
-        self._preempted: set[SeqId] = set()
-        self._restoring: dict[SeqId, list[PendingSegment]] = {}  # what is left of their rows; none of them empty
-        self._next_order = 0
+        self._queues: dict[SeqId, SequenceQueue] = {}
+        self._groups: dict[int, GroupState] = {}  # by key
+        self.pending: dict[SeqId, SequenceQueue] = {}  # of sequences with pending segments
+        self.running: set[SeqId] = set()  # sequences that hold rows
+        self._next_age = self._next_order = self._ticks = 0
 
-    def __len__(self) -> int:
-        return len(self._by_key)
+    def get(self, seq: SeqId) -> SequenceQueue | None:
+        return self._queues.get(seq)
 
-    def __iter__(self) -> Iterator[SeqId]:
-        """Sequences with pending segments."""
-        return iter(self._by_seq)
-
-    def add(self, key: int, segment: Segment, group: Group) -> PendingSegment:
-        """Raises ValueError for a key in use."""
-        if key in self._by_key:
-            raise ValueError(f"key {key} is pending already")
-        item = PendingSegment(key, segment, self._next_order, group)
+    def add(self, key: int, segment: Segment, group: Group | None) -> PendingSegment:
+        """group: of the sequence, given when it is first named; None: one of its own."""
+        queue = self._queues.get(segment.seq) or self._join(segment.seq, group or Group(-1 - segment.seq, 0))
+        queue.state.active_tick = self._ticks
+        item = PendingSegment(key, segment, self._next_order, queue)
         self._next_order += 1
-        self._by_key[key] = item
-        self._by_seq.setdefault(segment.seq, []).append(item)
+        queue.pending.append(item)
+        self.pending[segment.seq] = queue
         return item
 
-    def __contains__(self, item: PendingSegment) -> bool:
-        return self._by_key.get(item.key) is item
+    def _join(self, seq: SeqId, group: Group) -> SequenceQueue:
+        state = self._groups.get(group.key)
+        if state is None:
+            state = self._groups[group.key] = GroupState(group, self._rank(group))
+        state.seqs.add(seq)
+        queue = self._queues[seq] = SequenceQueue(seq, state)
+        return queue
 
-    def of(self, seq: SeqId) -> Sequence[PendingSegment]:
-        """Without what is to be computed again."""
-        return self._by_seq.get(seq, ())
+    def _rank(self, group: Group) -> tuple[int, int]:
+        """Age, and place in its line. Those behind it that came before it count as no older from now on."""
+        self._next_age += 1
+        if group.line is None:
+            return self._next_age, 0
+        link, place = group.line
+        for state in self._groups.values():
+            if state.group.line is not None and state.group.line[0] == link and state.group.line[1] > place:
+                state.rank = self._next_age, state.group.line[1]
+        return self._next_age, place
 
-    def head(self, seq: SeqId) -> PendingSegment:
-        """What the sequence runs next."""
-        restoring = self._restoring.get(seq)
-        return restoring[0] if restoring else self._by_seq[seq][0]
+    def leave(self, seq: SeqId) -> None:
+        """The sequence has been released."""
+        queue = self._queues.pop(seq, None)
+        if queue is not None:
+            self.drop(queue)
+            self.give_up_rows(queue)
+            queue.state.seqs.discard(seq)
+            if not queue.state.seqs:
+                del self._groups[queue.state.group.key]
 
     def remove(self, item: PendingSegment) -> None:
         """Done, or cancelled."""
-        seq = item.segment.seq
-        queues = self._restoring if item.key == RECOMPUTED else self._by_seq
-        queues[seq].remove(item)
-        if not queues[seq]:
-            del queues[seq]
-        if item.key != RECOMPUTED:
-            del self._by_key[item.key]
+        queue = item.queue
+        if item.key == RECOMPUTED:
+            queue.restoring.remove(item)
+            return
+        queue.pending.remove(item)
+        if not queue.pending:
+            del self.pending[queue.seq]
 
-    def drop(self, seq: SeqId) -> list[int]:
+    def drop(self, queue: SequenceQueue) -> list[int]:
         """Remove all pending segments of the sequence; returns their keys."""
-        self._restoring.pop(seq, None)
-        return [self._by_key.pop(item.key).key for item in self._by_seq.pop(seq, [])]
+        keys = [item.key for item in queue.pending]
+        queue.pending, queue.restoring = [], []
+        self.pending.pop(queue.seq, None)
+        return keys
 
-    # ---- preemption -------------------------------------------------------------------------------------------------
-    def preempt(self, seq: SeqId) -> None:
+    def take_rows(self, queue: SequenceQueue) -> None:
+        self.running.add(queue.seq)
+        queue.state.resident[queue.seq] = queue
+
+    def give_up_rows(self, queue: SequenceQueue) -> None:
+        self.running.discard(queue.seq)
+        queue.state.resident.pop(queue.seq, None)
+
+    def preempt(self, queue: SequenceQueue) -> None:
         """The sequence's rows are gone: they are computed again before its first pending segment."""
-        self._preempted.add(seq)
-        self._restoring.pop(seq, None)
-        for item in self._by_seq.get(seq, ()):
+        self.give_up_rows(queue)
+        queue.preempted, queue.restoring = True, []
+        for item in queue.pending:
             item.started = False
 
-    def restore(self, seq: SeqId, rows: Sequence[Segment]) -> None:
-        """Memory has been allocated: compute these rows, then the first pending segment."""
-        self._preempted.discard(seq)
-        head = self._by_seq[seq][0]
-        if rows:
-            self._restoring[seq] = [
-                PendingSegment(RECOMPUTED, each, head.order, head.group, started=True) for each in rows
-            ]
-            head.started = True
+    def by_group(self) -> dict[GroupState, list[SequenceQueue]]:
+        """Sequences with pending segments, by group."""
+        found: dict[GroupState, list[SequenceQueue]] = {}
+        for queue in self.pending.values():
+            queue.state.active_tick = self._ticks
+            found.setdefault(queue.state, []).append(queue)
+        return found
 
-    def release(self, seq: SeqId) -> None:
-        """Forget that the sequence was preempted."""
-        self._preempted.discard(seq)
-        self._restoring.pop(seq, None)
+    def holders(self) -> Iterator[GroupState]:
+        """Groups that hold rows."""
+        return (state for state in self._groups.values() if state.resident)
 
-    def is_preempted(self, seq: SeqId) -> bool:
-        return seq in self._preempted
+    def tick(self) -> None:
+        """Time has passed, enough for an answer to be continued if nothing but this side holds it up."""
+        self._ticks += 1
 
-    def is_started(self, seq: SeqId) -> bool:
-        """Memory for its first pending segment has been allocated."""
-        return self._by_seq[seq][0].started
-
-    def is_restoring(self, seq: SeqId) -> bool:
-        return seq in self._restoring
-
-    def rows_written(self, seq: SeqId) -> int:
-        """Rows the sequence has now; its first pending segment runs once all before it are there."""
-        return 0 if seq in self._preempted else self.head(seq).start
-
-    def end(self, seq: SeqId) -> int:
-        """Rows the sequence has after its first pending segment."""
-        return self._by_seq[seq][0].end
+    def is_idle(self, state: GroupState) -> bool:
+        """True if nothing of the group was pending for a whole interval between two ticks."""
+        return self._ticks - state.active_tick >= _MIN_IDLE_TICKS
 
     def check(self) -> None:
-        items = [item for queue in self._by_seq.values() for item in queue]
-        assert all(item.rows > 0 for item in items), items
-        assert all(item is self._by_key[item.key] for item in items) and len(items) == len(self._by_key), items
-        assert all(item.num_computed_tokens == 0 or item.segment.parents is None for item in items), items
-        begun = [item.segment.seq for item in items if item.num_computed_tokens]
-        assert len(set(begun)) == len(begun), begun
-        assert self._restoring.keys() <= self._by_seq.keys(), (self._restoring, self._by_seq)
-        assert not self._restoring.keys() & self._preempted
+        assert self.pending == {seq: queue for seq, queue in self._queues.items() if queue.pending}
+        assert {seq for state in self._groups.values() for seq in state.resident} == self.running
+        assert {key: queue.state for queue in self._queues.values() for key in [queue.state.group.key]} == self._groups
+        for seq, queue in self._queues.items():
+            assert seq == queue.seq and seq in queue.state.seqs, queue
+            assert queue.state.resident.get(seq, queue) is queue, queue
+            assert not queue.restoring or (queue.pending and not queue.preempted), queue
+            assert all(item.rows > 0 and item.queue is queue for item in queue.pending), queue
+            assert all(not item.num_computed_tokens or item.segment.parents is None for item in queue.pending), queue
+            assert sum(item.num_computed_tokens > 0 for item in queue.pending) <= 1, queue
+        assert sum(len(state.seqs) for state in self._groups.values()) == len(self._queues)
+        keys = [item.key for queue in self.pending.values() for item in queue.pending]
+        assert len({*keys}) == len(keys), keys
 
 
 # What the scheduler knows of the engine's memory and may ask of it.
@@ -380,14 +348,14 @@ class OwnerLimits:
         self._recent: dict[str, tuple[int, int]] = {}  # owners: last step with rows of theirs, and rows
         self._step = 0
         self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, or had in one of the last
-        self._taken: dict[str, int] = {}  # likewise, rows it has
+        self._taken = Counter[str]()  # likewise, rows it has
 
     def begin(self) -> None:
         if self._taken:
             self._step += 1
         self._recent |= {owner: (self._step, rows) for owner, rows in self._taken.items()}
         self._recent = {owner: seen for owner, seen in self._recent.items() if self._step - seen[0] < STAYS}
-        self._wanted, self._taken = {}, {}
+        self._wanted, self._taken = {}, Counter()
 
     def limits(self, wanted: Mapping[str, int], with_prompts: Collection[str] = ()) -> Mapping[str, int]:
         """Most rows of each of these owners; those without a limit are left out. If nobody is limited, all of them are
@@ -398,21 +366,15 @@ class OwnerLimits:
         self._wanted = {owner: rows for owner, (_, rows) in self._recent.items()} | dict(wanted)
         found = self._found(wanted, with_prompts) if len(self._wanted) > 1 and self.times else {}
         if not found:
-            for owner, rows in wanted.items():
-                self._take(owner, rows)
+            self._taken.update(wanted)
         return found
 
     def _found(self, wanted: Collection[str], with_prompts: Collection[str]) -> Mapping[str, int]:
         demands = sorted(self._wanted.values())
-        whole, half = self._level(demands, OWNER_SHARE), None
-        limits = {}
-        for owner in wanted:
-            level = whole
-            if owner in with_prompts:
-                level = half = self._level(demands, OWNER_SHARE / 2) if half is None else half
-            if level < self._wanted[owner]:
-                limits[owner] = level
-        return limits
+        whole = self._level(demands, OWNER_SHARE)
+        half = self._level(demands, OWNER_SHARE / 2) if with_prompts else whole
+        levels = {owner: half if owner in with_prompts else whole for owner in wanted}
+        return {owner: level for owner, level in levels.items() if level < self._wanted[owner]}
 
     def _level(self, demands: Sequence[int], share: float) -> int:
         """The most rows of one owner by which the step still becomes no longer than `share` allows, at least 1.
@@ -439,17 +401,15 @@ class OwnerLimits:
         Segments of one group run together. One that has more rows than its owner may have runs in several steps, by
         itself; of each owner an older group goes before a younger one.
         """
-        sizes: dict[int, int] = {}
+        sizes = Counter[int]()  # rows by group
         for group, rows in items:
-            sizes[group.key] = sizes.get(group.key, 0) + rows
+            sizes[group.key] += rows
         together: set[int] = set()  # groups of which all segments run
-        full: dict[
-            str, int | None
-        ] = {}  # owners that have what they may have: no other group of theirs begins but this one
+        full: dict[str, int | None] = {}  # owners that have what they may have, of whose groups this one alone begins
         chosen = []
         for group, rows in items:
             owner, key, limit = group.owner, group.key, limits.get(group.owner)
-            taken = self._taken.get(owner, 0)
+            taken = self._taken[owner]
             if limit is None or key in together:
                 runs = True
             elif owner not in full and taken + sizes[key] <= limit:
@@ -459,7 +419,7 @@ class OwnerLimits:
                 runs = taken == 0 or (full.get(owner) == key and taken + rows <= limit)
                 full.setdefault(owner, key if taken == 0 else None)
             if runs:
-                self._take(owner, rows)
+                self._taken[owner] += rows
             chosen.append(runs)
         return chosen
 
@@ -476,6 +436,3 @@ class OwnerLimits:
             return OWNER_SHARE
         alone = self.times.at(total)
         return max(_LEAST_SHARE, (1.0 + OWNER_SHARE) * self.times.at(total - own) / alone - 1.0)
-
-    def _take(self, owner: str, rows: int) -> None:
-        self._taken[owner] = self._taken.get(owner, 0) + rows

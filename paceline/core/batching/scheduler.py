@@ -13,7 +13,8 @@ nothing starves. Which segments have memory, and which groups are preempted for 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,12 +23,12 @@ from paceline.core.batching.pending import PROMPT_SHARE as SHARE
 from paceline.core.batching.pending import (
     Group,
     GroupState,
-    GroupTable,
     Memory,
     OwnerLimits,
-    PendingQueues,
     PendingSegment,
     PrefillPace,
+    SequenceQueue,
+    SequenceQueues,
     scheduler_clock,
 )
 from paceline.core.batching.segment import Batch, Segment, SeqId
@@ -47,11 +48,11 @@ RESERVE_ROWS = 64  # of each sequence, for growth: left free where a group is ad
 class RowAccounts:
     """Rows of one step. Groups must be asked for in order of rank."""
 
-    def __init__(self, free: int, capacity: int, groups: GroupTable, held: Callable[[SeqId], int]) -> None:
+    def __init__(self, free: int, capacity: int, queues: SequenceQueues, held: Callable[[SeqId], int]) -> None:
         """held: rows of a sequence, in whole blocks. capacity: rows in total."""
         self._free = free
         self._capacity = capacity
-        self._groups = groups
+        self._queues = queues
         self._held = held
         self._allocated: dict[GroupState, int] = {}  # in this step, or to chains with chunks left to run
         self._num_allocated = 0
@@ -93,7 +94,7 @@ class RowAccounts:
         for other in reversed(self._ranked()):
             if left >= need:
                 return found
-            if other is not state and other.resident and (other.rank > state.rank or self._groups.is_idle(other)):
+            if other is not state and other.resident and (other.rank > state.rank or self._queues.is_idle(other)):
                 found.append(other)
                 left += self.held(other)
         return found if left >= need else None
@@ -102,7 +103,7 @@ class RowAccounts:
         holders = self._ranked()
         while self._num_passed < len(holders) and holders[self._num_passed].rank < state.rank:
             passed = holders[self._num_passed]
-            if passed.resident and not self._groups.is_idle(passed):
+            if passed.resident and not self._queues.is_idle(passed):
                 self._growth += self._growth_of(passed, self.held(passed))
             self._num_passed += 1
         return self._growth
@@ -112,7 +113,7 @@ class RowAccounts:
 
     def _ranked(self) -> list[GroupState]:
         if self._holders is None:
-            self._holders = sorted(self._groups.holders(), key=lambda state: state.rank)
+            self._holders = sorted(self._queues.holders(), key=lambda state: state.rank)
         return self._holders
 
 
@@ -134,9 +135,8 @@ class RowAccounts:
 class MemoryAdmission:
     """Gives the pending segments of `queues` the rows they need, group by group."""
 
-    def __init__(self, queues: PendingQueues, groups: GroupTable, block_size: int) -> None:
+    def __init__(self, queues: SequenceQueues, block_size: int) -> None:
         self._queues = queues
-        self._groups = groups
         self._block_size = block_size
         self._capacity = 0  # the most rows that were ever free
         self.short: frozenset[Group] = frozenset()  # groups with pending segments that lack memory
@@ -145,69 +145,56 @@ class MemoryAdmission:
     def reject_oversized(self, arrived: Collection[PendingSegment], free_rows: int) -> list[int]:
         """Drop the segments that would not fit even alone, and the later ones of their sequences; return their keys."""
         self._capacity = max(self._capacity, free_rows)
-        too_long = [item.segment.seq for item in arrived if self._ceil(item.end) > self._capacity]
-        return [key for seq in dict.fromkeys(too_long) for key in self._queues.drop(seq)]
+        too_long = [item.queue for item in arrived if self._ceil(item.end) > self._capacity]
+        return [key for queue in dict.fromkeys(too_long) for key in self._queues.drop(queue)]
 
     def admit(self, memory: Memory, free_rows: int) -> tuple[list[PendingSegment], list[int]]:
         """The segments that may run, and the keys of those dropped because their group exceeds all memory.
 
         While a group waits no later one is admitted, otherwise small ones would overtake it forever.
         """
-        queues, pending = self._queues, self._pending_groups()
-        accounts = RowAccounts(free_rows, self._capacity, self._groups, lambda seq: self._ceil(memory.held(seq)))
-        for state, seqs in pending.items():
-            for seq in seqs:
-                if queues.is_started(seq):
-                    accounts.allocate(state, self._cost(seq))
+        pending = self._queues.by_group()
+        accounts = RowAccounts(free_rows, self._capacity, self._queues, lambda seq: self._ceil(memory.held(seq)))
+        for state, queues in pending.items():
+            for queue in queues:
+                if queue.pending[0].started:
+                    accounts.allocate(state, self._cost(queue))
         admitted: list[PendingSegment] = []
         rejected: list[int] = []
         short: set[Group] = set()
         for state in sorted(pending, key=lambda state: state.rank):
-            asking = [seq for seq in pending[state] if not queues.is_started(seq)]
+            asking = [queue for queue in pending[state] if not queue.pending[0].started]
             cost = sum(map(self._cost, asking))
             if cost == 0 or ((state.resident or not short) and self._make_room(accounts, memory, state, cost)):
                 accounts.allocate(state, cost)
-                self._restore(asking, memory)
-                admitted += map(queues.head, pending[state])
+                for queue in asking:
+                    if queue.preempted:
+                        queue.restore(memory.rows_of(queue.seq))
+                admitted += [queue.head for queue in pending[state]]
             elif accounts.held(state) + cost > self._capacity:
-                rejected += [key for seq in pending[state] for key in queues.drop(seq)]
+                rejected += [key for queue in pending[state] for key in self._queues.drop(queue)]
             else:
                 short.add(state.group)
-                admitted += [queues.head(seq) for seq in pending[state] if seq not in asking]
+                admitted += [queue.head for queue in pending[state] if queue not in asking]
         self.short = frozenset(short)
         return admitted, rejected
-
-    def _pending_groups(self) -> dict[GroupState, list[SeqId]]:
-        """Sequences with pending segments, by group."""
-        pending: dict[GroupState, list[SeqId]] = {}
-        for seq in self._queues:
-            pending.setdefault(self._groups.of(seq), []).append(seq)
-        for state in pending:
-            self._groups.stay_active(state)
-        return pending
 
     def _make_room(self, accounts: RowAccounts, memory: Memory, state: GroupState, cost: int) -> bool:
         """True if so many rows are left for the group now."""
         need = accounts.need(state, cost)
         victims = accounts.victims(state, need) if accounts.left < need else []
         for victim in victims or ():
-            seqs = list(victim.resident)
-            for seq in seqs:
-                self._queues.preempt(seq)
-                self._groups.give_up_rows(seq)
-            memory.preempt(seqs)
+            resident = dict(victim.resident)
+            for queue in resident.values():
+                self._queues.preempt(queue)
+            memory.preempt([*resident])
             accounts.released(victim, memory.free_rows() or 0)
             self.preemptions += 1
         return accounts.left >= need
 
-    def _restore(self, seqs: Collection[SeqId], memory: Memory) -> None:
-        for seq in seqs:
-            if self._queues.is_preempted(seq):
-                self._queues.restore(seq, memory.rows_of(seq))
-
-    def _cost(self, seq: SeqId) -> int:
+    def _cost(self, queue: SequenceQueue) -> int:
         """Free rows that the first pending segment needs, with those to be computed again, in whole blocks."""
-        return self._ceil(self._queues.end(seq)) - self._ceil(self._queues.rows_written(seq))
+        return self._ceil(queue.pending[0].end) - self._ceil(queue.rows_written)
 
     def _ceil(self, rows: int) -> int:
         return -(-rows // self._block_size) * self._block_size
@@ -252,9 +239,8 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         # Chains above this are cut into chunks; together they are guaranteed this many rows per step.
         self._quantum = max(1, max_batched_tokens // 4)
-        self._queues = PendingQueues()
-        self._groups = GroupTable()
-        self._admission = MemoryAdmission(self._queues, self._groups, block_size)
+        self._queues = SequenceQueues()
+        self._admission = MemoryAdmission(self._queues, block_size)
         self._turns = Turns()
         times = scheduler_clock()
         self._pace, self._limits = PrefillPace(times), OwnerLimits(times)
@@ -263,12 +249,12 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self._queues
+        return not self._queues.pending
 
     @property
     def running(self) -> Collection[SeqId]:
         """Sequences that hold rows, as far as the scheduler knows."""
-        return self._groups.running
+        return self._queues.running
 
     @property
     def short(self) -> frozenset[Group]:
@@ -281,22 +267,21 @@ class Scheduler:
         return self._admission.preemptions
 
     def add(self, key: int, segment: Segment, *, group: Group | None = None) -> None:
-        """Queue a segment. Those of one sequence run in the order they are added. Raises ValueError for a key in use.
+        """Queue a segment. Those of one sequence run in the order they are added.
 
-        group: of the sequence, given with its first segment.
+        key: of no other pending segment. group: of the sequence, given with its first segment.
         """
-        state = self._groups.join(segment.seq, group)
-        self._arrived.append(self._queues.add(key, segment, state.group))
+        self._arrived.append(self._queues.add(key, segment, group))
 
     def last(self, seq: SeqId) -> int | None:
         """The key of the last pending segment of this sequence."""
-        queue = self._queues.of(seq)
-        return queue[-1].key if queue else None
+        queue = self._queues.get(seq)
+        return queue.pending[-1].key if queue is not None and queue.pending else None
 
     def tick(self) -> None:
         """Time has passed. Call it in regular intervals, longer than usual waits for a peer, while groups are `short`:
         a group that was idle for a whole interval no longer keeps its rows from younger ones."""
-        self._groups.tick()
+        self._queues.tick()
 
     def took(self, seconds: float) -> None:
         """Record the time of the last step, s, from its call until its answers can be continued. Only for steps beside
@@ -309,8 +294,9 @@ class Scheduler:
         A chain that begins below `from_row` is shortened to end there and keeps its key, because later segments rely on
         its rows. With `from_row` 0 the sequence counts as released.
         """
+        queue = self._queues.get(seq)
         dropped = []
-        for item in list(self._queues.of(seq)):
+        for item in [] if queue is None else list(queue.pending):
             segment = item.segment
             if segment.start + len(segment.tokens) <= from_row:
                 continue
@@ -321,17 +307,16 @@ class Scheduler:
                 tokens = segment.tokens[: from_row - segment.start]
                 item.segment = Segment(seq, segment.start, tokens, None, segment.logits)
         if from_row <= 0:
-            self._queues.release(seq)
-            self._groups.leave(seq)
+            self._queues.leave(seq)
         return dropped
 
     def stop_restoring(self, seq: SeqId) -> bool:
         """If rows of this sequence are being computed again, count it as preempted. True then: the caller must release
         what is there. To be called before the rows change that it had."""
-        if not self._queues.is_restoring(seq):
+        queue = self._queues.get(seq)
+        if queue is None or not queue.restoring:
             return False
-        self._queues.preempt(seq)
-        self._groups.give_up_rows(seq)
+        self._queues.preempt(queue)
         return True
 
     def schedule(self, memory: Memory = UNBOUNDED) -> SchedulerOutput | None:
@@ -342,11 +327,12 @@ class Scheduler:
         group that exceeds its claim does.
         """
         arrived, self._arrived = self._arrived, []
-        free_rows, rejected, queues = memory.free_rows(), list[int](), self._queues
+        free_rows, rejected = memory.free_rows(), list[int]()
         if free_rows is None:
-            admitted = [queues.head(seq) for seq in queues]
+            admitted = [queue.head for queue in self._queues.pending.values()]
         else:
-            oversized = self._admission.reject_oversized([item for item in arrived if item in queues], free_rows)
+            left = [item for item in arrived if item in item.queue.pending]
+            oversized = self._admission.reject_oversized(left, free_rows)
             admitted, too_many = self._admission.admit(memory, free_rows)
             rejected = oversized + too_many
         admitted.sort(key=lambda item: item.order)
@@ -355,13 +341,11 @@ class Scheduler:
 
     def check(self) -> None:
         self._queues.check()
-        self._groups.check()
-        assert all(self._groups.of(seq) for seq in self._queues)
 
     def _begin(self, item: PendingSegment, memory: Memory) -> bool:
         """Ask for cached rows before a sequence's first chain runs. False if the chain is to wait."""
         segment = item.segment
-        if segment.start or segment.parents is not None or segment.seq in self._groups.running:
+        if segment.start or segment.parents is not None or segment.seq in self._queues.running:
             return True
         rows = memory.begin(item.key, segment)
         if rows is None:
@@ -369,7 +353,7 @@ class Scheduler:
         assert rows < len(segment.tokens), (rows, item)
         # From now on its memory is its own, even if it has no rows in this step: another chain may wait for it.
         item.num_computed_tokens, item.started = rows, True
-        self._groups.take_rows(segment.seq)
+        self._queues.take_rows(item.queue)
         return True
 
     def _fill(self, admitted: list[PendingSegment]) -> list[ScheduledSegment]:
@@ -387,7 +371,7 @@ class Scheduler:
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
         if short and long:  # else nobody waits
-            most = self._pace.rows(short_rows, self._prompt_share(scheduled, long))
+            most = self._pace.rows(short_rows, self._prompt_share(zip(short, scheduled, strict=False), long))
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
         running = [(item, rows) for item, rows in zip(long, cuts, strict=True) if rows]
@@ -421,22 +405,23 @@ class Scheduler:
     def _limits_of(self, waiting: Sequence[tuple[str, PendingSegment]], cut: Sequence[bool]) -> Mapping[str, int]:
         """Rows that each owner may have, if not all, by what the owners' answers want: of a chain no more than drafts
         may be, since a longer one can be cut."""
-        wanted: dict[str, int] = {}
+        wanted = Counter[str]()
         with_prompts = set()
         for (owner, item), is_cut in zip(waiting, cut, strict=True):
             if is_cut:
                 with_prompts.add(owner)
             else:
                 rows = item.rows if item.segment.parents is not None else min(item.rows, FAR_ROWS)
-                wanted[owner] = wanted.get(owner, 0) + rows
+                wanted[owner] += rows
         return self._limits.limits(wanted, with_prompts)
 
-    def _prompt_share(self, answers: Sequence[ScheduledSegment], prompts: Sequence[PendingSegment]) -> float:
+    def _prompt_share(
+        self, answers: Iterable[tuple[PendingSegment, ScheduledSegment]], prompts: Sequence[PendingSegment]
+    ) -> float:
         """Share of a step's time that prompts may add beside these answers, less what their owners' answers add."""
-        rows: dict[str, int] = {}
-        for each in answers:
-            owner = self._groups.of(each.segment.seq).group.owner
-            rows[owner] = rows.get(owner, 0) + len(each.segment.tokens)
+        rows = Counter[str]()
+        for item, scheduled in answers:
+            rows[item.group.owner] += len(scheduled.segment.tokens)
         shares = [self._limits.prompt_share(owner, rows) for owner in {item.group.owner for item in prompts}]
         return min([SHARE, *(share for share in shares if share is not None)])
 
@@ -461,7 +446,7 @@ class Scheduler:
             logits = whole.logits if final or whole.logits == "all" else "none"
             segment = Segment(whole.seq, whole.start + first, tokens, None, logits)
         item.num_computed_tokens, item.started = first + rows, True
-        self._groups.take_rows(whole.seq)
+        self._queues.take_rows(item.queue)
         self._turns.served(item.group.owner, rows)
         if final:
             self._queues.remove(item)
