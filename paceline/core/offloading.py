@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from paceline.core.clock import ACCEPTANCE_SLOPE, AcceptanceByEntropy, MovingAverage, Ratio
@@ -34,28 +34,24 @@ class EnergyDebt:
     joules: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class EnergyQueue:
     """A debt, and the budget by which it is paid off: joules a step, as in the paper, or joules a token of the answer.
 
-    With a budget a token, an accepted draft is energy earned: the utility of a step counts that.
+    With a budget a token, an accepted draft is energy earned: the utility of a step counts that. Raises ValueError for
+    a budget that is none.
     """
 
-    def __init__(
-        self,
-        budget: float,
-        backlog: float = 0.0,
-        *,
-        per: Unit = "step",
-        weight: float | None = THROUGHPUT_WEIGHT,
-        debt: EnergyDebt | None = None,
-    ) -> None:
-        """budget: J a step or token, in the mean. weight: V, J per token/s; what throughput is worth in energy: the
-        higher, the longer the budget is exceeded before it holds; None: as `weight_of` says. debt: shared with other
-        queues; None: its own."""
-        if not (0.0 <= budget < math.inf and 0.0 <= backlog < math.inf):
-            raise ValueError(f"an energy budget of {budget} J with {backlog} J spent beyond it")
-        self.budget, self.per, self.weight = budget, per, weight
-        self.debt = EnergyDebt(backlog) if debt is None else debt
+    budget: float  # J a step or token, in the mean
+    per: Unit = "step"
+    # V, J per token/s: what throughput is worth in energy. The higher, the longer the budget is exceeded before it
+    # holds. None: as `weight_of` says.
+    weight: float | None = THROUGHPUT_WEIGHT
+    debt: EnergyDebt = field(default_factory=EnergyDebt)  # other queues may share it
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.budget < math.inf:
+            raise ValueError(f"an energy budget of {self.budget} J")
 
     @property
     def backlog(self) -> float:
@@ -83,7 +79,7 @@ class EnergyQueue:
         """The same debt under a request's budget: the stricter of both; this one where they have different units."""
         if per != self.per or budget >= self.budget:
             return self
-        return EnergyQueue(budget, per=per, weight=self.weight, debt=self.debt)
+        return replace(self, budget=budget)
 
 
 @dataclass(frozen=True, slots=True)

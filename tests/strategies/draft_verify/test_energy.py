@@ -15,7 +15,7 @@ from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.energy import Spent
-from paceline.core.offloading import EnergyQueue, OffloadStats, Prediction, Unit, choose_length, utility
+from paceline.core.offloading import EnergyDebt, EnergyQueue, OffloadStats, Prediction, Unit, choose_length, utility
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Finish
@@ -96,7 +96,7 @@ def test_no_budget_changes_the_text() -> None:
     plain = write(VerifyOptions(rescoring=False), None, answers=2, tokens=60).texts
     for budget in (0.0, 0.1):
         for how in (IN_STEPS, VerifyOptions(rescoring=False)):
-            queue = EnergyQueue(budget, backlog=1.0, per="token", weight=0.05)
+            queue = EnergyQueue(budget, per="token", weight=0.05, debt=EnergyDebt(1.0))
             assert write(how, queue, answers=2, tokens=60).texts == plain
 
 
@@ -144,7 +144,7 @@ def test_a_higher_debt_never_drafts_more_and_a_higher_weight_never_less(per: Uni
     for ratio in (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e4):
         found = set()
         for weight in (1.0, 10.0, 100.0):
-            queue = EnergyQueue(0.2, ratio * weight, per=per, weight=weight)
+            queue = EnergyQueue(0.2, per=per, weight=weight, debt=EnergyDebt(ratio * weight))
             stats = OffloadStats(steps=1, examined=1000, queue=queue)
             stats.round_s.add(0.3)
             pace = Pace(IN_STEPS, stats)
