@@ -32,6 +32,7 @@ class FixedBudget(AdaptiveBudget):
 
     def __init__(self, rows: int) -> None:
         super().__init__(BudgetStats(), rows=rows)
+        self.awake = True
 
     def take_prompt_rows(self, most: int) -> int:
         return most
@@ -54,10 +55,6 @@ class FixedBudget(AdaptiveBudget):
         others: int = 0,
     ) -> None:
         """No effect."""
-
-    @property
-    def awake(self) -> bool:
-        return True
 
     @property
     def resting(self) -> bool:

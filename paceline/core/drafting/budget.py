@@ -246,7 +246,7 @@ class AdaptiveBudget:
         self._calibration = calibration(stats.calibration.value)
         self._request_credit = TimeCredit(REQUEST_CREDIT)
         self._sequences = 1  # of all requests, in the last step
-        self._awake = stats.guard.awake
+        self.awake = stats.guard.awake  # False: the step that is being prepared is a plain one, without work for drafts
         self._times = stats.times(1)  # of steps of so many sequences
         self._since_draft = 0
         self._accepted = MovingAverage()  # drafts of an awake step
@@ -263,7 +263,7 @@ class AdaptiveBudget:
 
     def max_draft_tokens(self) -> int:
         """Most nodes of the next draft tree; 0: a plain step."""
-        if not self._awake:
+        if not self.awake:
             return 0
         if self._pause > 0:
             self._pause -= 1
@@ -276,7 +276,7 @@ class AdaptiveBudget:
     def choose(self, probs: Sequence[float]) -> int:
         """The number of draft tokens to verify, best first. probs: (n,) probability that each is accepted."""
         count = self._break_even_size(probs, self._calibration.value)
-        if count == 0 and probs and self._due():
+        if count == 0 and probs and self._since_draft >= RETRY_INTERVAL:
             count = self._break_even_size(probs, 1.0)
             self._trying = count > 0
         count = min(count, self._affordable())
@@ -296,11 +296,6 @@ class AdaptiveBudget:
         `choose`."""
         self.beside = OtherDrafts()
         return self._break_even_size(probs, 1.0)
-
-    @property
-    def awake(self) -> bool:
-        """False if the step that is being prepared is to be a plain one, without any work for drafts."""
-        return self._awake
 
     @property
     def resting(self) -> bool:
@@ -330,11 +325,11 @@ class AdaptiveBudget:
         if seconds <= 0.0:
             return
         stats = self._stats
-        if self._awake:
+        if self.awake:
             self._accepted.add(accepted / (1.0 + others))
         recent = self._accepted.value or 0.0
-        stats.guard.report(step, seconds + waited, drafted=drafted, accepted=recent, awake=self._awake)
-        self._awake = stats.guard.awake
+        stats.guard.report(step, seconds + waited, drafted=drafted, accepted=recent, awake=self.awake)
+        self.awake = stats.guard.awake
         if drafted == 0:
             self._plain_steps += 1
             self._since_draft += 1
@@ -373,9 +368,6 @@ class AdaptiveBudget:
     @property
     def _credit(self) -> float:
         return min(self._request_credit.credit, self._stats.guard.credit.credit)
-
-    def _due(self) -> bool:
-        return self._since_draft >= RETRY_INTERVAL
 
     def _cost(self, drafts: int) -> float:
         """Seconds of a step in which every request drafts this many tokens, as each of them might."""

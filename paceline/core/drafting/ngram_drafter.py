@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from paceline.core.clock import AcceptanceByRank
@@ -391,12 +392,8 @@ def _mixed(tokens: Sequence[int], probs: Sequence[float], backoff: TokenProbs) -
     common = sum([prob for token, prob in backoff if token in mixed])
     scale = max(1.0 - mass, 0.0) / max(1.0 - common, 1e-6)
     found = [*mixed.items(), *[(token, prob * scale + 1e-9) for token, prob in backoff if token not in mixed]]
-    found.sort(key=_by_prob, reverse=True)
+    found.sort(key=itemgetter(1), reverse=True)
     return found
-
-
-def _by_prob(entry: tuple[int, float]) -> float:
-    return entry[1]
 
 
 def _log(prob: float) -> float:
