@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.batching.segment import Batch
-from paceline.core.sampling.dist import Dist, IdArray
+from paceline.core.sampling.dist import Dist, IdArray, mixed_number
 from paceline.engine.base import Output
-from paceline.engine.fake import FakeEngine, FakeRow, _hash64
+from paceline.engine.fake import FakeEngine, FakeRow
 
 VOCAB: Final = 151_936  # Qwen2.5's
 MEAN_NATS: Final = 0.3175
@@ -73,9 +73,9 @@ class PairedEngine(FakeEngine):
         return super().forward(batch)
 
     def _dist(self, row: FakeRow) -> Dist:
-        drawn = _hash64(row.digest)
+        drawn = mixed_number(row.digest)
         level = drawn % _LEVELS
-        agrees = _hash64(drawn) / 2.0**64 < math.exp(-SLOPE * ENTROPIES[level])
+        agrees = mixed_number(drawn) / 2.0**64 < math.exp(-SLOPE * ENTROPIES[level])
         first = level * _STRIDE + (_SUPPORT if self._target and not agrees else 0)
         ids: IdArray = np.arange(first, first + _SUPPORT, dtype=np.int32)
         return Dist(ids, _DISTRIBUTIONS[level])

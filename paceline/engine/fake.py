@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import PlacedSegment, SeqId, common_length
-from paceline.core.sampling.dist import FIRST, GAMMA, SECOND, Dist, mixed
+from paceline.core.sampling.dist import GAMMA, Dist, mixed, mixed_number
 from paceline.engine.base import NO_FIELDS, LoadedModel, ModelInfo
 from paceline.engine.sequence_table import RowListEngine
 from paceline.errors import EngineError
@@ -122,18 +122,9 @@ def _text(content: object) -> str:
 class ByteTokenizer:
     """`TextModel` over UTF-8 bytes: one id per byte, and one for the end of text. Its chat format is plain text."""
 
-    @property
-    def vocab_size(self) -> int:
-        return VOCAB
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return frozenset({EOS})
-
-    @property
-    def fingerprint(self) -> str:
-        return sha256(b"paceline bytes 1").hexdigest()
-
+    vocab_size = VOCAB
+    eos_ids = frozenset({EOS})
+    fingerprint = sha256(b"paceline bytes 1").hexdigest()
     one_document = True
     thinking: tuple[str, str] | None = None
     tools = "hermes"
@@ -181,13 +172,6 @@ SPREAD = 0.15
 FAKE_ROWS_PER_MIB = 256  # its rows are a few bytes; `--kv-mib` bounds them as if they were a small model's
 _SENTENCE_ENDS = frozenset(b".!?")
 _ANSWER_MARK = tuple(b"assistant: ")  # rows of an answer are counted from here; the model never writes a colon
-
-
-def _hash64(value: int) -> int:
-    """splitmix64's finaliser (Steele, Lea and Flood 2014): a 64-bit hash of a 64-bit value."""
-    value = (value ^ (value >> 30)) * FIRST & _MASK
-    value = (value ^ (value >> 27)) * SECOND & _MASK
-    return value ^ (value >> 31)
 
 
 def uniforms(key: int, count: int) -> NDArray[np.float64]:
@@ -250,7 +234,7 @@ class FakeEngine(RowListEngine[FakeRow]):
         wider = "" if vocab_size == VOCAB else f" {vocab_size}"
         identity = sha256(f"paceline fake 1 {seed} {order} {spread}{wider}".encode()).hexdigest()
         super().__init__(ModelInfo("fake", identity, vocab_size, max_positions, "float64", "fake"))
-        self._key = _hash64(seed & _MASK ^ GAMMA)
+        self._key = mixed_number(seed & _MASK ^ GAMMA)
         self._order, self._spread = order, spread
         self._num_recent = max(len(_ANSWER_MARK), order or 0)
         self._base_model = _bigrams(seed)
@@ -314,7 +298,6 @@ class FakeEngine(RowListEngine[FakeRow]):
         assert free is None or free >= 0, (self._table.lengths(), self._capacity)
 
     def _append(self, segment: PlacedSegment) -> tuple[Dist, ...]:
-        """Write the rows of one segment; returns the distributions of the wanted ones."""
         rows = self._rows.setdefault(segment.seq, [])
         committed = segment.start - segment.num_open_rows
         before = rows[committed - 1] if committed else None
@@ -330,10 +313,10 @@ class FakeEngine(RowListEngine[FakeRow]):
 
     def _row(self, parent: FakeRow | None, token: int) -> FakeRow:
         if parent is None:
-            return FakeRow(token, 0, _hash64(self._key + token), (token % VOCAB,), 1)
+            return FakeRow(token, 0, mixed_number(self._key + token), (token % VOCAB,), 1)
         recent = (*parent.recent, token % VOCAB)[-self._num_recent :]
         answer_rows = 0 if recent[-len(_ANSWER_MARK) :] == _ANSWER_MARK else parent.answer_rows + 1
-        digest = _hash64((parent.digest * 3 + token) & _MASK)
+        digest = mixed_number((parent.digest * 3 + token) & _MASK)
         return FakeRow(token, parent.position + 1, digest, recent, answer_rows)
 
     def _dist(self, row: FakeRow) -> Dist:
@@ -342,7 +325,7 @@ class FakeEngine(RowListEngine[FakeRow]):
         if self._order is not None:
             key = self._key
             for token in row.recent[-self._order :]:
-                key = _hash64((key * 3 + token) & _MASK)
+                key = mixed_number((key * 3 + token) & _MASK)
         own = np.log(uniforms(key, len(support))) ** 2  # squared exponentials: uneven, so that prompts differ
         probs = np.zeros(self._info.vocab_size)
         probs[support] = (1.0 - self._spread) * base + self._spread * (own / own.sum())

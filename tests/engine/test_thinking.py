@@ -27,11 +27,8 @@ class MarkTokenizer(ByteTokenizer):
     """Bytes, both marks as tokens of their own, and tokens across the end of the second."""
 
     PIECES: tuple[bytes, ...] = (b"<think>", b"</think>", b"\n\n", b"k>", b'k>"', b"k>\n\n")
+    vocab_size = EOS + 1 + len(PIECES)
     thinking = MARKS
-
-    @property
-    def vocab_size(self) -> int:
-        return EOS + 1 + len(self.PIECES)
 
     def token_bytes(self, token: int) -> bytes:
         return super().token_bytes(token) if token <= EOS else self.PIECES[token - EOS - 1]
@@ -46,6 +43,7 @@ class ChannelTokenizer(MarkTokenizer):
     """Bytes, and the tokens of channels."""
 
     PIECES = (b"<|channel|>", b"<|message|>", b"<|end|>", b"<|start|>", b"<|constrain|>")
+    vocab_size = EOS + 1 + len(PIECES)
     thinking = CHANNELS
 
     def encode(self, text: str, *, own: bool = False) -> list[int]:

@@ -107,9 +107,7 @@ class WideTokenizer(ByteTokenizer):
 
     SIGNS = b'etaoinshrdlucmfwypvbgkjqxz0123456789 "{}[]:,.-_/ETAOIN'
 
-    @property
-    def vocab_size(self) -> int:
-        return 151_646
+    vocab_size = 151_646
 
     def token_bytes(self, token: int) -> bytes:
         if token < VOCAB:

@@ -41,9 +41,7 @@ def test_another_vocabulary_is_refused_with_a_sentence(tmp_path: Path) -> None:
     assert load is not None
 
     class Other(ByteTokenizer):
-        @property
-        def fingerprint(self) -> str:
-            return "another"
+        fingerprint = "another"
 
     with pytest.raises(ConfigError, match=r"The draft model fake cannot draft for demo: its vocabulary has"):
         load(LoadedModel(FakeEngine(), Other()))

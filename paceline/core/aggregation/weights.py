@@ -143,7 +143,7 @@ def mix_heads(dists: Sequence[Dist], log_weights: Sequence[float], k: int) -> Di
     probs: ProbArray = np.zeros(len(ids))
     for dist, weight in zip(dists, softmax(log_weights), strict=True):
         probs += weight * dist.probs[ids]
-    return Dist(ids, probs, max(1.0 - float(probs.sum()), 0.0))
+    return Dist.head(ids, probs)
 
 
 def mix_weighted(dists: Sequence[Dist], weights: Sequence[float]) -> Dist:

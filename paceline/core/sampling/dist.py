@@ -48,6 +48,13 @@ class Dist:
         """probs: (vocab,), not copied."""
         return Dist(token_ids(len(probs)), probs, log_norm=log_norm)
 
+    @staticmethod
+    def head(ids: NDArray[np.integer], probs: ProbArray) -> Dist:
+        """Some ids of a row, distinct, in any order: the tail is what their probabilities lack of 1."""
+        order = np.argsort(ids)
+        kept = probs[order]
+        return Dist(ids[order].astype(np.int32, copy=False), kept, max(1.0 - float(kept.sum()), 0.0))
+
     @property
     def leading(self) -> bool:
         """True if the ids are 0, 1, … without a gap, so that each id is its own index."""
@@ -266,7 +273,7 @@ def gumbel_of(seed: int, position: int, tokens: Iterable[int]) -> list[float]:
     key, log, found = _start_of(seed, position), math.log, []
     for token in tokens:
         group = token >> GROUP_BITS
-        z = ((FIRST_GROUP + group) * GAMMA + key) & _MASK  # `_mix`, without the calls
+        z = ((FIRST_GROUP + group) * GAMMA + key) & _MASK  # `mixed_number`, without the calls
         z = ((z ^ (z >> 30)) * FIRST) & _MASK
         z = ((z ^ (z >> 27)) * SECOND) & _MASK
         z ^= z >> 31
@@ -301,7 +308,7 @@ def group_minima(keys: NDArray[np.uint64], num_groups: int) -> NDArray[np.float6
 
 def uniform(seed: int, position: int, purpose: str) -> float:
     """A number in (0, 1) for this position and purpose, independent of `gumbel` and of other purposes."""
-    bits = _mix((_key(seed, position, purpose) + GAMMA) & _MASK)
+    bits = mixed_number((_key(seed, position, purpose) + GAMMA) & _MASK)
     return ((bits >> 12) + 0.5) * STEP
 
 
@@ -376,7 +383,7 @@ def _start_of(seed: int, position: int) -> int:
     return (_key(seed, position, "gumbel") + GAMMA) & _MASK
 
 
-def _mix(z: int) -> int:
+def mixed_number(z: int) -> int:
     """The finaliser of SplitMix64 for one number."""
     z = ((z ^ (z >> 30)) * FIRST) & _MASK
     z = ((z ^ (z >> 27)) * SECOND) & _MASK
@@ -400,9 +407,9 @@ def _purpose(purpose: str) -> int:
 def _absorb(state: int, number: int) -> int:
     """Fold any integer into the state, 64 bits at a time, including its sign and length."""
     rest = abs(number)
-    state = _mix((state + (GAMMA if number >= 0 else SECOND)) & _MASK)
+    state = mixed_number((state + (GAMMA if number >= 0 else SECOND)) & _MASK)
     while True:
-        state = _mix(((state ^ (rest & _MASK)) + GAMMA) & _MASK)
+        state = mixed_number(((state ^ (rest & _MASK)) + GAMMA) & _MASK)
         rest >>= 64
         if rest == 0:
             return state

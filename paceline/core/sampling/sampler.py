@@ -68,6 +68,11 @@ class SamplingParams:
         """True if a token's logit depends on the tokens before it."""
         return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
+    @property
+    def filters(self) -> bool:
+        """True if top-k, top-p or min-p may drop tokens, at a temperature above 0."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
     def nth(self, index: int) -> SamplingParams:
         """Those of one of several texts: of the first these, of others with a hash for a seed, so that texts of
         neighbouring seeds are not each other's."""
@@ -491,9 +496,7 @@ class RowSampling(msgspec.Struct, frozen=True, eq=False):
     vocab_size: int  # of the tokenizer; an engine's logits beyond it are padding
     counts: Mapping[int, int] = msgspec.field(default_factory=dict)  # of tokens in the output before this row
     prompt: IdArray | None = None  # distinct ids of the prompt, where the repetition penalty needs them
-    allowed: NDArray[np.bool_] | None = (
-        None  # (vocab_size or more,) under a constraint, with at least one id; None: all
-    )
+    allowed: NDArray[np.bool_] | None = None  # (vocab_size or more,) with at least one id; None: all
     num_top: int = 0  # ids of the row's head to return as well
 
     @property
@@ -507,9 +510,7 @@ class SampledRow(msgspec.Struct, frozen=True, eq=False):
     top: Dist | None = None  # the `num_top` most probable ids at temperature 1, without penalties; None: not wanted
     branch_probs: tuple[float, ...] = ()  # of several branches: the token's probability in each, without penalties
     head: RowHead | None = None  # of the mixture, processed; None: not wanted, or `dists` must be read
-    branch_heads: tuple[
-        Dist, ...
-    ] = ()  # where heads are wanted: what `decayed_evidence` needs of each branch, as `branch_probs`
+    branch_heads: tuple[Dist, ...] = ()  # where heads are wanted: what `decayed_evidence` needs of each branch
     dists: Callable[[], tuple[Dist, ...]] | None = None  # likewise: each branch's distribution, read when called
 
 
@@ -525,9 +526,8 @@ def sample_row(dist: Dist, row: RowSampling) -> SampledRow:
 def head(dist: Dist, k: int) -> Dist:
     """The k most probable ids; of equals the lowest. Those of probability 0 are left out."""
     places = best_indices(dist.probs, k)
-    places = np.sort(places[dist.probs[places] > 0.0])
-    probs = dist.probs[places]
-    return Dist(dist.ids[places], probs, max(1.0 - float(probs.sum()), 0.0))
+    places = places[dist.probs[places] > 0.0]
+    return Dist.head(dist.ids[places], dist.probs[places])
 
 
 # Rows of a draft tree of which only those are sampled that the tokens lead to.

@@ -60,10 +60,10 @@ class ToldRow:
 
     def head(self, k: int, also: int | None = None) -> Dist:
         """The k likeliest ids, and this one."""
-        best = sorted(self.logprobs, key=lambda token: -self.logprobs[token])[:k]
-        ids = sorted({*best, also} & self.logprobs.keys() if also is not None else best)
-        probs = np.exp([self.logprobs[token] for token in ids])
-        return Dist(np.array(ids, dtype=np.int32), probs, max(0.0, 1.0 - float(probs.sum())))
+        ids = {*sorted(self.logprobs, key=lambda token: -self.logprobs[token])[:k]}
+        if also is not None and also in self.logprobs:
+            ids.add(also)
+        return Dist.head(np.array([*ids], dtype=np.int32), np.exp([self.logprobs[token] for token in ids]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def settled(row: ToldRow, sampling: RowSampling) -> Settled:
     best = max(known.values(), default=-math.inf)
     if params.temperature == 0.0:
         return EXACT if best >= bound and best > -math.inf else OWN_DRAW
-    if params.top_k or params.top_p < 1.0 or params.min_p:
+    if params.filters:
         return EXACT if _is_within(row, known, bound, sampling) else OWN_DRAW
     if best == -math.inf:
         return OWN_DRAW  # of the constraint's tokens none is told
@@ -168,7 +168,7 @@ def settled_mixture(rows: Sequence[ToldRow], log_weights: Sequence[float], sampl
     told ids do not tell a branch's share of the mixture.
     """
     params = sampling.params
-    filters = params.temperature > 0.0 and (params.top_k or params.top_p < 1.0 or params.min_p)
+    filters = params.temperature > 0.0 and params.filters
     if all(row.is_whole for row in rows):
         return EXACT
     if params.temperature not in (0.0, 1.0) or filters or sampling.changes_logits:
@@ -231,5 +231,4 @@ def head_of(
     order = np.argsort(-reach[kept], kind="stable")
     max_score = float(reach[others].max()) if len(others) else -math.inf
     max_prob = float(upper[others].max()) if len(others) else 0.0
-    dist = Dist(kept.astype(np.int32), probs, max(0.0, 1.0 - float(probs.sum())))
-    return RowHead(dist, order, reach[kept][order], max_score, max_prob)
+    return RowHead(Dist.head(kept, probs), order, reach[kept][order], max_score, max_prob)

@@ -177,18 +177,14 @@ def _heads(probs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[Dist | No
     """Heads of the rows that want one. probs: (rows, vocab)"""
 
     def finish(found: Sequence[Array]) -> list[Dist | None]:
-        all_ids, all_probs = found
         tops: list[Dist | None] = []
-        for row, wanted in enumerate(rows):
-            count = min(wanted.num_top, int(np.count_nonzero(all_probs[row])))
-            order = np.argsort(all_ids[row, :count])
-            kept = all_probs[row, :count][order]
-            top = Dist(all_ids[row, :count][order], kept, max(1.0 - float(kept.sum()), 0.0))
-            tops.append(top if wanted.num_top else None)
+        for wanted, their_ids, their_probs in zip(rows, *found, strict=True):
+            count = min(wanted.num_top, int(np.count_nonzero(their_probs)))
+            tops.append(Dist.head(their_ids[:count], their_probs[:count]) if wanted.num_top else None)
         return tops
 
     ids, values = largest(probs, group_maxima(probs), min(max(row.num_top for row in rows), probs.shape[1]))
-    return Pending([ids.int(), values.double()], finish)
+    return Pending([ids, values.double()], finish)
 
 
 def _greedy(scores: Tensor, maxima: Tensor, are_changed: NDArray[np.bool_]) -> Pending[list[int | None]]:

@@ -126,9 +126,7 @@ def _run(arguments: tuple[int, ...], num_threads: int) -> None:
 def _head(ids: NDArray[np.int32], probs: NDArray[np.float64]) -> Dist:
     """ids, probs: falling. Those of probability 0 are left out."""
     count = int(np.count_nonzero(probs))
-    order = np.argsort(ids[:count])
-    kept = probs[order]
-    return Dist(ids[order], kept, max(1.0 - float(kept.sum()), 0.0))
+    return Dist.head(ids[:count], probs[:count])
 
 
 # Answers to `Engine.sample` for engines that compute on the host. What the kernel cannot decide is the reference's,

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.aggregation.weights import (
@@ -29,7 +28,7 @@ from paceline.core.aggregation.weights import (
     sample_mixed_row,
     softmax,
 )
-from paceline.core.sampling.dist import Dist, ProbArray
+from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import (
     HEAD_BY_PROB,
     HEAD_BY_SCORE,
@@ -96,7 +95,7 @@ def row_heads(logs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[RowHead
         heads: list[RowHead] = []
         for row in range(len(rows)):
             ids, at = np.unique(np.concatenate((likely[row], best[row])), return_index=True)
-            dist = _dist(ids, np.exp(np.concatenate((log_probs[row], best_logs[row]))[at]))
+            dist = Dist.head(ids, np.exp(np.concatenate((log_probs[row], best_logs[row]))[at]))
             places = np.searchsorted(ids, best[row])
             if vocab <= HEAD_BY_PROB:
                 heads.append(RowHead(dist, places, scores[row], -math.inf, 0.0))
@@ -118,22 +117,13 @@ def evidence_heads(probs: Tensor) -> Pending[list[Dist]]:
             kept = known[row] > NEGLIGIBLE_PROB
             if kept.all() and probs.shape[1] > _EVIDENT:
                 places = torch.nonzero(probs[row] > NEGLIGIBLE_PROB)[:, 0]
-                heads.append(_sorted(*to_host([places, probs[row][places].double()])))
+                heads.append(Dist.head(*to_host([places, probs[row][places].double()])))
             else:
-                heads.append(_sorted(ids[row][kept], known[row][kept]))
+                heads.append(Dist.head(ids[row][kept], known[row][kept]))
         return heads
 
     ids, values = largest(probs, group_maxima(probs), min(_EVIDENT, probs.shape[1]))
     return Pending([ids, values.double()], finish)
-
-
-def _sorted(ids: NDArray[np.int64], probs: ProbArray) -> Dist:
-    order = np.argsort(ids)
-    return _dist(ids[order], probs[order])
-
-
-def _dist(ids: NDArray[np.int64], probs: ProbArray) -> Dist:
-    return Dist(ids.astype(np.int32), probs, max(1.0 - float(probs.sum()), 0.0))
 
 
 _NO_CHANGES = SamplingParams()
@@ -273,11 +263,7 @@ class MixtureSampler:
         """Each branch's probabilities after penalties and temperature. Changes the scores, and `low` as `_mask` does.
         best: of each branch (rows, 1) the largest logits before constraints."""
         rows = [each.rows[row] for each, row in places]
-        neutral = [
-            row if row.params.temperature else msgspec.structs.replace(row, params=replace(row.params, temperature=1.0))
-            for row in rows
-        ]
-        inverse = inverse_temperatures(neutral, scores[0].device).float()
+        inverse = inverse_temperatures(rows, scores[0].device).float()
         found: list[Tensor] = []
         for branch, values in enumerate(scores):
             changed = [at for at, row in enumerate(rows) if row.params.logit_bias or row.params.looks_back]

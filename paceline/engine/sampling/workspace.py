@@ -119,8 +119,8 @@ def moved_ids(row: RowSampling) -> set[int]:
 
 
 def inverse_temperatures(rows: Sequence[RowSampling], device: torch.device) -> Tensor:
-    """(rows, 1)"""
-    values = [1.0 / row.params.temperature for row in rows]
+    """(rows, 1), 1 for greedy ones"""
+    values = [1.0 / (row.params.temperature or 1.0) for row in rows]
     return to_device(np.array(values, dtype=np.float64), device)[:, None]
 
 
