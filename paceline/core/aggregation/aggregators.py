@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from paceline.core.aggregation.exactness import Ranking, sample_is_exact, settled_token
+from paceline.core.aggregation.exactness import Ranking, TruncatedRow, sample_is_exact, settled_token
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, gumbel, quantize, uniform
 from paceline.core.sampling.sampler import RowHead, SamplingParams, best_margin, filter_top, sample, top_by_score
@@ -24,25 +24,19 @@ from paceline.core.verification import drawn, excess, renormalised
 # A side's own distribution after one prefix: the head that an engine hands over, and the whole on demand.
 
 
+@dataclass(slots=True, eq=False)
 class OwnDist:
     """The mixture over this side's documents, after `process_logits`, before `filter_top`."""
 
-    __slots__ = ("_read", "_token", "_whole", "head")
-
-    def __init__(self, head: RowHead, token: int, read: Callable[[], Dist]) -> None:
-        """token: the side's own sample. read: the whole distribution, dense; takes milliseconds."""
-        self.head: RowHead | None = head
-        self._token: int | None = token
-        self._read: Callable[[], Dist] | None = read
-        self._whole: Dist | None = None
+    head: RowHead | None = None
+    _token: int | None = None  # the side's own sample
+    _read: Callable[[], Dist] | None = None  # the whole distribution, dense; takes milliseconds
+    _whole: Dist | None = None
 
     @staticmethod
     def of(dist: Dist) -> OwnDist:
         """A distribution that is known as a whole. dist: dense."""
-        own = OwnDist.__new__(OwnDist)
-        own.head = own._token = own._read = None
-        own._whole = dist
-        return own
+        return OwnDist(_whole=dist)
 
     @property
     def known(self) -> Dist:
@@ -242,8 +236,7 @@ class Mixture(Aggregator):
         super().__init__(sampling)
         self._needs_dists, self._vocab_size = needs_dists, vocab_size
         self._ranking: Ranking = "probability" if needs_dists else "score"
-        self._filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
-        self._negligible = NEGLIGIBLE_FILTERED if self._filters or needs_dists else NEGLIGIBLE_WEIGHT
+        self._negligible = NEGLIGIBLE_FILTERED if sampling.filters or needs_dists else NEGLIGIBLE_WEIGHT
 
     def to_wire(self, side: Side, own: OwnDist, position: int, level: int = 0) -> PeerDist:
         head = self._small_head(own.head, position) if level == 0 and own.head is not None else None
@@ -291,11 +284,11 @@ class Mixture(Aggregator):
 
     def _settled(self, own: RowHead, theirs: PeerDist, weight: float, position: int) -> int | None:
         """The target, where both sides' heads determine it."""
+        return settled_token(own, self._truncated(theirs, weight), self._sampling, position)
+
+    def _truncated(self, theirs: PeerDist, weight: float) -> TruncatedRow:
         assert theirs.head is not None
-        rounding = ROUNDING if theirs.level == 0 else 0.0
-        return settled_token(
-            own, theirs.head, self._sampling, position, weight=weight, rounding=rounding, ranking=self._ranking
-        )
+        return TruncatedRow(theirs.head, weight, ROUNDING if theirs.level == 0 else 0.0, self._ranking)
 
     def _may_settle(self, own: RowHead, theirs: PeerDist, weight: float, position: int) -> bool:
         """False where more of the peer's distribution is needed anyway: the own head, as if nothing were missing, does
@@ -310,17 +303,13 @@ class Mixture(Aggregator):
     ) -> TargetToken | None:
         peer, head = other(side), theirs.head
         assert head is not None
-        exact = self._zero_dist() if own is None else own
+        exact = own
+        if own is None and self._vocab_size is not None:  # a side without weight
+            exact = Dist.dense(np.zeros(self._vocab_size))
         if _whole(head, theirs.level, None if exact is None else len(exact.ids)):
             head = Dist(head.ids, head.probs)  # its tail is only rounding
         elif exact is None or not sample_is_exact(
-            exact,
-            head,
-            self._sampling,
-            position,
-            weight=weights[peer],
-            rounding=ROUNDING if theirs.level == 0 else 0.0,
-            ranking=self._ranking,
+            exact, self._truncated(theirs, weights[peer]), self._sampling, position
         ):
             if theirs.level < LAST_LEVEL:
                 return None
@@ -340,7 +329,7 @@ class Mixture(Aggregator):
         """
         if self._needs_dists:
             return None
-        count = HEADS[0] if self._filters else OPEN_HEAD
+        count = HEADS[0] if self._sampling.filters else OPEN_HEAD
         if not own.whole:
             count = min(count, int(np.count_nonzero(own.scores >= own.max_score)))
         if not count:
@@ -355,7 +344,7 @@ class Mixture(Aggregator):
         size = WIDE_HEAD if self._needs_dists and level == 1 else HEADS[level]
         if level > 0 and len(dist.ids) <= size:
             return dist
-        if level == 0 and not self._filters:
+        if level == 0 and not self._sampling.filters:
             size = OPEN_HEAD
         by_probability = self._needs_dists or self._sampling.temperature == 0.0
         places = top_by_score(dist, _GREEDY if by_probability else self._sampling, position, size)
@@ -366,10 +355,6 @@ class Mixture(Aggregator):
                 scores = scores + gumbel(self._sampling.seed, position, dist.ids[places])
             places = _pruned(dist, places, scores, self._negligible)
         return dist.kept_at(np.sort(places))
-
-    def _zero_dist(self) -> Dist | None:
-        """Placeholder for the distribution of a side without weight."""
-        return None if self._vocab_size is None else Dist.dense(np.zeros(self._vocab_size))
 
 
 def _pruned(dist: Dist, places: IndexArray, scores: ProbArray, least: float) -> IndexArray:
@@ -517,5 +502,4 @@ def default_aggregator(sampling: SamplingParams, *, logprobs: bool, seeded: bool
     mixture's distribution; top-k, top-p and min-p apply to the mixture, not to each side; and a seed promises the text
     of every other strategy, which is the mixture's with common noise. `paper` must be requested by name.
     """
-    filters = sampling.top_p < 1.0 or sampling.top_k > 0 or sampling.min_p > 0.0
-    return "mixture" if sampling.temperature == 0.0 or logprobs or seeded or filters else "coin"
+    return "mixture" if sampling.temperature == 0.0 or logprobs or seeded or sampling.filters else "coin"

@@ -4,9 +4,6 @@ One side's row is known exactly; of the other only the head and its tail's mass.
 nor rank before the last id of the head: by probability, or, since the noise is common, by log p + G, which gives much
 tighter bounds. Where these bounds do not determine the token, more of the row must be requested. No false
 positives, provided the head consists of the first ids of that ranking.
-
-`rounding`: relative error by which a probability of the head may be too low, because its payload truncates bits. It is
-never too high: the lost mass is in the tail.
 """
 
 from __future__ import annotations
@@ -27,33 +24,40 @@ _TOLERANCE = 1e-12  # relative error of sums over a vocabulary's probabilities
 Ranking = Literal["probability", "score"]
 
 
-def sample_is_exact(
-    exact: Dist,
-    truncated: Dist,
-    params: SamplingParams,
-    position: int,
-    *,
-    weight: float,
-    rounding: float = 0.0,
-    ranking: Ranking = "probability",
-) -> bool:
+@dataclass(frozen=True, slots=True, eq=False)
+class TruncatedRow:
+    """The other side's row, as far as it is known here."""
+
+    head: Dist
+    weight: float  # in the mixture; the row that is known exactly has the rest
+    # Relative error by which a probability of the head may be too low, because its payload truncates bits. It is never
+    # too high: the lost mass is in the tail.
+    rounding: float = 0.0
+    # Of the head's ids: the most probable, or, at a temperature above 0, the first of `top_by_score` at this position.
+    ranking: Ranking = "probability"
+
+
+def sample_is_exact(exact: Dist, truncated: TruncatedRow, params: SamplingParams, position: int) -> bool:
     """True if `sample(filter_top(mixture))` of the two is certainly that of the mixture with the whole row.
 
-    exact: dense, without a tail. weight: of `truncated`; `exact` has the rest. ranking: of the ids in `truncated`: the
-    most probable, or, at a temperature above 0, the first of `top_by_score` at this position.
+    exact: dense, without a tail.
     """
-    if _is_trivially_exact(exact, truncated, weight, rounding):
+    head = truncated.head
+    is_whole = head.leading and len(head.ids) == len(exact.ids) and head.tail <= 0.0 and exact.tail <= 0.0
+    if truncated.weight <= 0.0 or (is_whole and truncated.rounding == 0.0):
         return True
+    if not _comparable(exact, head):
+        return False
     greedy = params.temperature == 0.0
-    if not greedy and params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _sample_is_exact_unfiltered(exact, truncated, params, position, weight, rounding, ranking)
-    caps: float | ProbArray = _min_prob(truncated)
-    if ranking == "score" and not greedy:
-        caps = np.exp(_min_score(truncated, params, position) - gumbel(params.seed, position, exact.ids)) * (
+    if not greedy and not params.filters:
+        return _sample_is_exact_unfiltered(exact, truncated, params, position)
+    caps: float | ProbArray = _min_prob(head)
+    if truncated.ranking == "score" and not greedy:
+        caps = np.exp(_min_score(head, params, position) - gumbel(params.seed, position, exact.ids)) * (
             1.0 + _TOLERANCE
         )
-    bounds = _bounds(exact, truncated, caps, weight, rounding)
-    if bounds is None or not (bounds.lower > 0.0).any():
+    bounds = _bounds(exact, truncated, caps)
+    if not (bounds.lower > 0.0).any():
         return False
     if greedy:
         best = int(np.argmax(bounds.lower))
@@ -71,27 +75,19 @@ def sample_is_exact(
     return len(rivals) <= _MAX_RIVALS and all(bounds.surely_dropped(int(rival), params) for rival in rivals)
 
 
-def _sample_is_exact_unfiltered(
-    exact: Dist,
-    truncated: Dist,
-    params: SamplingParams,
-    position: int,
-    weight: float,
-    rounding: float,
-    ranking: Ranking,
-) -> bool:
+def _sample_is_exact_unfiltered(exact: Dist, truncated: TruncatedRow, params: SamplingParams, position: int) -> bool:
     """`sample_is_exact` without top-k, top-p and min-p: scores only ids that can reach the best lower bound."""
-    if not _comparable(exact, truncated):
-        return False
+    head, weight, rounding = truncated.head, truncated.weight, truncated.rounding
     ours = (1.0 - weight) * exact.probs
-    kept, theirs = truncated.ids, weight * truncated.probs
-    tail = max(truncated.tail, 0.0) + _TOLERANCE
+    kept, theirs = head.ids, weight * head.probs
+    tail = max(head.tail, 0.0) + _TOLERANCE
     sure = np.append(kept, np.int32(np.argmax(ours)))
     with np.errstate(divide="ignore"):
         scores = np.log(ours[sure] + np.append(theirs, 0.0))
     best = float((scores + gumbel(params.seed, position, sure)).max())  # some id certainly reaches this
-    cap = tail if ranking == "score" else min(_min_prob(truncated) * (1.0 + rounding), tail)
-    last = _min_score(truncated, params, position) if ranking == "score" else np.inf
+    by_score = truncated.ranking == "score"
+    cap = tail if by_score else min(_min_prob(head) * (1.0 + rounding), tail)
+    last = _min_score(head, params, position) if by_score else np.inf
     # Outside the head log p + G is at most `last`, a bound without noise: ours * exp(G) must cover the difference.
     short = float(np.exp(min(best, 600.0))) - weight * float(np.exp(min(last, 600.0))) * (1.0 + rounding + _TOLERANCE)
     if short > 0.0 and tail > _SMALL_TAIL:
@@ -113,27 +109,22 @@ def _sample_is_exact_unfiltered(
     return bool(low[winner] > high.max() + _TOLERANCE)
 
 
-def _min_prob(truncated: Dist) -> float:
+def _min_prob(head: Dist) -> float:
     """Upper bound for an id missing from a head ranked by probability. Probabilities rounded to 0 give no bound."""
-    return float(truncated.probs[truncated.probs > 0.0].min(initial=1.0))
+    return float(head.probs[head.probs > 0.0].min(initial=1.0))
 
 
-def _min_score(truncated: Dist, params: SamplingParams, position: int) -> float:
+def _min_score(head: Dist, params: SamplingParams, position: int) -> float:
     """Upper bound of log p + G for an id missing from a head ranked by score."""
-    positive = truncated.probs > 0.0
-    scores = np.log(truncated.probs[positive]) + gumbel(params.seed, position, truncated.ids[positive])
+    positive = head.probs > 0.0
+    scores = np.log(head.probs[positive]) + gumbel(params.seed, position, head.ids[positive])
     return float(scores.min(initial=np.inf))
 
 
-def _comparable(exact: Dist, truncated: Dist) -> bool:
+def _comparable(exact: Dist, head: Dist) -> bool:
     """True if the exact row is whole and contains all ids of the other."""
-    ids = truncated.ids
+    ids = head.ids
     return exact.leading and exact.tail <= _TOLERANCE and (len(ids) == 0 or int(ids[-1]) < len(exact.ids))
-
-
-def _is_trivially_exact(exact: Dist, truncated: Dist, weight: float, rounding: float) -> bool:
-    whole = truncated.leading and len(truncated.ids) == len(exact.ids)
-    return weight <= 0.0 or (whole and rounding == 0.0 and truncated.tail <= 0.0 and exact.tail <= 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,15 +176,10 @@ class _Bounds:
         return lower, min(upper, lower + self.missing, 1.0 + _TOLERANCE)
 
 
-def _bounds(exact: Dist, truncated: Dist, caps: float | ProbArray, weight: float, rounding: float) -> _Bounds | None:
-    """Bounds of the mixture. caps: upper bound for a missing id, one for all or one for each of `exact.ids`.
-
-    None if there are no bounds: the exact row is not whole, or the other has ids beyond it.
-    """
-    ids, probs = truncated.ids, truncated.probs
-    if not _comparable(exact, truncated):
-        return None
-    tail = max(truncated.tail, 0.0) + _TOLERANCE
+def _bounds(exact: Dist, truncated: TruncatedRow, caps: float | ProbArray) -> _Bounds:
+    """Bounds of the mixture. caps: upper bound for a missing id, one for all or one for each of `exact.ids`."""
+    ids, probs, weight, rounding = truncated.head.ids, truncated.head.probs, truncated.weight, truncated.rounding
+    tail = max(truncated.head.tail, 0.0) + _TOLERANCE
     lower = (1.0 - weight) * exact.probs
     upper = lower + weight * np.minimum(caps * (1.0 + rounding), tail)
     upper[ids] = lower[ids] + (weight * (1.0 + rounding)) * probs
@@ -224,28 +210,18 @@ class _Side:
     tail: float  # mass of the ids that this side's head lacks
 
 
-def settled_token(
-    own: RowHead,
-    theirs: Dist,
-    params: SamplingParams,
-    position: int,
-    *,
-    weight: float,
-    rounding: float = 0.0,
-    ranking: Ranking = "probability",
-) -> int | None:
+def settled_token(own: RowHead, theirs: TruncatedRow, params: SamplingParams, position: int) -> int | None:
     """`sample(filter_top(mixture))` of the whole rows, where the heads determine it; else None.
 
-    theirs, rounding, ranking: as of `exactness.sample_is_exact`; at temperature 0 always ranked by probability.
-    weight: of `theirs`, between 0 and 1.
+    theirs: of a weight between 0 and 1; at temperature 0 always ranked by probability.
     """
-    greedy = params.temperature == 0.0
-    if not len(theirs.ids) or (ranking == "probability" and not greedy):
+    greedy, weight = params.temperature == 0.0, theirs.weight
+    if not len(theirs.head.ids) or (theirs.ranking == "probability" and not greedy):
         return None  # nothing bounds the scores of ids that a head ranked by probability lacks
-    ids = np.union1d(own.dist.ids, theirs.ids)
+    ids = np.union1d(own.dist.ids, theirs.head.ids)
     noise = np.zeros(len(ids)) if greedy else gumbel(params.seed, position, ids)
     ours = _own_side(own, ids, noise)
-    peer = _peer_side(theirs, ids, noise, rounding, ranked_by_prob=greedy)
+    peer = _peer_side(theirs.head, ids, noise, theirs.rounding, ranked_by_prob=greedy)
     lower = (1.0 - weight) * ours.lower + weight * peer.lower
     upper = (1.0 - weight) * ours.upper + weight * peer.upper
     rest = (1.0 - weight) * math.exp(ours.max_score) + weight * math.exp(peer.max_score)
@@ -281,7 +257,7 @@ def _own_side(own: RowHead, ids: IdArray, noise: ProbArray) -> _Side:
     tail = 0.0 if own.whole else max(own.dist.tail, 0.0) + HEAD_ERROR
     max_prob = min(own.max_prob * (1.0 + HEAD_ERROR), tail)
     max_score = own.max_score + HEAD_ERROR
-    return _side(own.dist, ids, noise, max_score, max_prob, tail, 1.0 - HEAD_ERROR, 1.0 + HEAD_ERROR)
+    return _side(own.dist, ids, noise, max_score, max_prob, tail, 1.0 + HEAD_ERROR)
 
 
 def _peer_side(theirs: Dist, ids: IdArray, noise: ProbArray, rounding: float, *, ranked_by_prob: bool) -> _Side:
@@ -292,22 +268,16 @@ def _peer_side(theirs: Dist, ids: IdArray, noise: ProbArray, rounding: float, *,
     scores = np.log(theirs.probs[known]) + noise[among[known]]
     max_score = float(scores.min(initial=math.inf)) + math.log(above)
     max_prob = min(math.exp(min(max_score, 0.0)), tail) if ranked_by_prob else tail
-    return _side(theirs, ids, noise, max_score, max_prob, tail, 1.0 - HEAD_ERROR, above)
+    return _side(theirs, ids, noise, max_score, max_prob, tail, above)
 
 
 def _side(
-    head: Dist,
-    ids: IdArray,
-    noise: ProbArray,
-    max_score: float,
-    max_prob: float,
-    tail: float,
-    below: float,
-    above: float,
+    head: Dist, ids: IdArray, noise: ProbArray, max_score: float, max_prob: float, tail: float, above: float
 ) -> _Side:
+    """above: factor by which a probability of the head may be too low."""
     among = np.searchsorted(ids, head.ids)
     upper = np.minimum(np.exp(np.minimum(max_score - noise, _MAX_EXPONENT)), max_prob)
     lower = np.zeros(len(ids))
-    lower[among] = head.probs * below
+    lower[among] = head.probs * (1.0 - HEAD_ERROR)
     upper[among] = np.where(head.probs > 0.0, head.probs * above, upper[among])
     return _Side(lower, upper, min(max_score, _MAX_EXPONENT), max_prob, tail)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, OwnDist, PeerDist, make_aggregator
-from paceline.core.aggregation.exactness import Ranking, sample_is_exact, settled_token
+from paceline.core.aggregation.exactness import Ranking, TruncatedRow, sample_is_exact, settled_token
 from paceline.core.aggregation.weights import mix_weighted
 from paceline.core.sampling.dist import Dist, best_indices, gumbel
 from paceline.core.sampling.sampler import (
@@ -83,7 +83,7 @@ def test_an_exact_token_is_the_token_for_every_possible_tail(params: SamplingPar
         exact, row = random_row(generator, spread), random_row(generator, spread)
         kept = np.sort(best_indices(row, int(generator.integers(1, VOCAB))))
         head, weight = Dist.dense(row).kept_at(kept), float(generator.random())
-        if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight):
+        if not sample_is_exact(Dist.dense(exact), TruncatedRow(head, weight), params, position):
             continue
         num_exact += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
@@ -105,7 +105,7 @@ def test_rounded_probabilities_are_allowed_for(temperature: float) -> None:
         kept = np.sort(best_indices(row, 5))
         noisy = row[kept] * generator.uniform(1 / (1 + rounding), 1, size=5)
         head = Dist(kept.astype(np.int32), noisy, max(0.0, 1.0 - float(noisy.sum())))
-        if sample_is_exact(Dist.dense(exact), head, params, position, weight=0.5, rounding=rounding):
+        if sample_is_exact(Dist.dense(exact), TruncatedRow(head, 0.5, rounding), params, position):
             num_exact += 1
             mixed = mix_weighted([Dist.dense(exact), head], [0.5, 0.5])
             assert truth(exact, row, 0.5, params, position) == sample(mixed, params, position)
@@ -122,7 +122,8 @@ def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -
         dist, weight = Dist.dense(row), float(generator.random())
         head = head_by_score(dist, params, position, int(generator.integers(1, VOCAB)))
         assert sample(dist, params, position) in head.ids
-        if not sample_is_exact(Dist.dense(exact), head, params, position, weight=weight, ranking="score"):
+        truncated = TruncatedRow(head, weight, ranking="score")
+        if not sample_is_exact(Dist.dense(exact), truncated, params, position):
             continue
         num_exact += 1
         mixed = mix_weighted([Dist.dense(exact), head], [1 - weight, weight])
@@ -140,9 +141,9 @@ def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -
 def test_ids_beyond_the_exact_row_or_a_row_with_a_tail_are_never_exact() -> None:
     exact = Dist.dense(np.array([0.9, 0.1]))
     beyond = Dist(np.array([0, 5], dtype=np.int32), np.array([0.9, 0.05]), 0.05)
-    assert not sample_is_exact(exact, beyond, SamplingParams(temperature=0.0), 0, weight=0.1)
+    assert not sample_is_exact(exact, TruncatedRow(beyond, 0.1), SamplingParams(temperature=0.0), 0)
     cut = Dist(np.array([0], dtype=np.int32), np.array([0.9]), 0.1)
-    assert not sample_is_exact(cut, cut, SamplingParams(), 0, weight=0.5)
+    assert not sample_is_exact(cut, TruncatedRow(cut, 0.5), SamplingParams(), 0)
 
 
 @pytest.mark.parametrize(("ranking", "kept", "least"), [("probability", 512, 12), ("score", 16, 12)])
@@ -154,7 +155,7 @@ def test_a_small_payload_of_a_large_vocabulary_is_mostly_exact(ranking: Ranking,
         ours, theirs = (from_logits((scores + generator.normal(size=30_000) * 0.3) * 6.0) for _ in range(2))
         by_score = head_by_score(theirs, params, position, kept)
         head = by_score if ranking == "score" else filter_top(theirs, SamplingParams(top_k=kept))
-        num_exact += sample_is_exact(ours, head, params, position, weight=0.5, ranking=ranking)
+        num_exact += sample_is_exact(ours, TruncatedRow(head, 0.5, ranking=ranking), params, position)
     assert num_exact >= least
 
 
@@ -250,8 +251,8 @@ def test_heads_settle_most_rows_of_a_real_vocabulary(name: str, least: float) ->
         assert sent.head is not None
         head = decode_head(encode_head(sent.head, precise=False), 30_000)
         own = row_head(ours, params, position)
-        ranking = "probability" if name == "greedy" else "score"
-        token = settled_token(own, head, params, position, weight=0.5, rounding=2.0**-9, ranking=ranking)
+        truncated = TruncatedRow(head, 0.5, 2.0**-9, "probability" if name == "greedy" else "score")
+        token = settled_token(own, truncated, params, position)
         settled += token is not None
     assert settled >= least * 40
 
