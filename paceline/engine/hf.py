@@ -51,7 +51,6 @@ class HFEngine(TableEngine):
         self._cache_input = cache_input(model)
         self._can_select_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._caches: dict[SeqId, DynamicCache] = {}
-        self._tokens: dict[SeqId, list[int]] = {}  # committed ones; empty unless rows are recomputed
         self._row_shapes: list[tuple[int, int, int]] | None = None  # of K and V: (layers, kv heads, dim)
         self._sampler = DeviceSampler()
         self._recompute = bool(recompute)
@@ -62,15 +61,14 @@ class HFEngine(TableEngine):
     def forward(self, batch: Batch) -> Output:
         use_device(self._model.device)
         placed = self._table.place(batch)
-        before = {segment.seq: self._state(segment.seq) for segment in batch.segments}
+        before = {segment.seq: self._snapshot(segment.seq) for segment in batch.segments}
         try:
             with torch.inference_mode():
                 logits = tuple(self._run(segment) for segment in placed)
         except RuntimeError as error:  # torch raises it when memory runs out
-            for seq, (cache, tokens) in before.items():
-                self._caches[seq], self._tokens[seq] = cache, tokens
+            self._caches |= before
             for seq in before.keys() - self._table.lengths().keys():
-                del self._caches[seq], self._tokens[seq]  # new sequences, whose first segment has failed
+                del self._caches[seq]  # new sequences, whose first segment has failed
             raise engine_error(error, self._model.device) from error
         self._table.written(placed)
         return Output(logits, tuple(segment.scored for segment in placed))
@@ -81,23 +79,17 @@ class HFEngine(TableEngine):
 
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
         kept = self._table.prune(seq, keep, live, horizon)
-        self._caches.setdefault(seq, DynamicCache())
-        self._tokens.setdefault(seq, [])
-        if self._recompute:
-            self._tokens[seq] += kept.committed
-            return
+        cache = self._caches.setdefault(seq, DynamicCache())  # without layers if rows are recomputed
         remaining = [*range(kept.first), *(kept.first + row for row in kept.order)]
         rows = torch.tensor(remaining, dtype=torch.long, device=self._model.device)
-        for layer in self._caches[seq].layers:
+        for layer in cache.layers:
             assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             layer.keys, layer.values = layer.keys.index_select(2, rows), layer.values.index_select(2, rows)
 
     def truncate(self, seq: SeqId, length: int) -> None:
         old_length = self._table.length(seq)
         self._table.truncate(seq, length)
-        if self._recompute:
-            del self._tokens.get(seq, [])[length:]
-        elif old_length > length:
+        if old_length > length and not self._recompute:
             self._caches[seq].crop(length - old_length)  # negative: the number of rows to drop
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
@@ -117,7 +109,7 @@ class HFEngine(TableEngine):
         for i, layer in enumerate(zip(keys, values, strict=True)):
             key, value = (tensor.transpose(0, 1)[None].to(self._model.device, copy=True) for tensor in layer)
             cache.update(key, value, i)
-        self._caches[seq], self._tokens[seq] = cache, list(rows.tokens) if self._recompute else []
+        self._caches[seq] = cache
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:  # noqa: ARG002  # shares nothing
         if seq in self._table:
@@ -127,20 +119,19 @@ class HFEngine(TableEngine):
     def release(self, seq: SeqId) -> None:
         self._table.release(seq)
         self._caches.pop(seq, None)
-        self._tokens.pop(seq, None)
 
     def check(self) -> None:
         lengths = self._table.lengths()
-        assert self._caches.keys() == self._tokens.keys() == lengths.keys(), (self._caches.keys(), lengths)
+        assert self._caches.keys() == lengths.keys(), (self._caches.keys(), lengths)
         if not self._recompute:
             held = {seq: cache.get_seq_length() for seq, cache in self._caches.items()}
             assert held == lengths, (held, lengths)
 
-    def _state(self, seq: SeqId) -> tuple[DynamicCache, list[int]]:
-        """A snapshot of the sequence. Caches grow by concatenation, so the rows themselves are shared."""
+    def _snapshot(self, seq: SeqId) -> DynamicCache:
+        """Caches grow by concatenation, so the rows themselves are shared."""
         cache = copy.copy(self._caches.get(seq) or DynamicCache())
         cache.layers = [copy.copy(layer) for layer in cache.layers]
-        return cache, list(self._tokens.get(seq, ()))
+        return cache
 
     def _shapes(self, num_rows: int) -> list[tuple[int, int, int, int]]:
         """Shapes of K and V in a `KvPrefix` of `num_rows` rows. Found once by a forward of one token."""
@@ -154,14 +145,12 @@ class HFEngine(TableEngine):
         return [(layers, num_rows, heads, dim) for layers, heads, dim in self._row_shapes]
 
     def _run(self, segment: PlacedSegment) -> DeviceLogits:
-        tokens = self._tokens.setdefault(segment.seq, [])
         # A cache without windows: old rows stay, and masks hide them.
         cache = self._caches.setdefault(segment.seq, DynamicCache())
         if not segment.tokens:
             logits = torch.empty(0, self._info.vocab_size, device=self._model.device)
         elif self._recompute:
-            logits = self._recomputed(tokens, segment)
-            tokens.extend(segment.tokens[: segment.committed])
+            logits = self._recomputed(segment)
         else:
             logits = self._cached(cache, segment)
         return DeviceLogits(logits, 0, len(logits))
@@ -199,9 +188,10 @@ class HFEngine(TableEngine):
             ~visible, lowest
         )[None, None]
 
-    def _recomputed(self, tokens: list[int], segment: PlacedSegment) -> torch.Tensor:
+    def _recomputed(self, segment: PlacedSegment) -> torch.Tensor:
         """(wanted, vocab): one forward for a chain, one for each scored row of a tree."""
-        device, before = self._model.device, len(tokens)
+        device, tokens = self._model.device, self._table.tokens(segment.seq)
+        before = len(tokens)
         if segment.parents is None:
             ids = torch.tensor([[*tokens, *segment.tokens]], device=device)
             return self._logits([before + row for row in segment.wanted], input_ids=ids, use_cache=False)

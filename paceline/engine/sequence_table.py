@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
@@ -54,7 +54,7 @@ class KeptRows(NamedTuple):
 class CachedRows:
     """Cached rows of one sequence, and what is known of rows that are still to come."""
 
-    length: int = 0  # rows written, provisional ones included
+    tokens: list[int] = field(default_factory=list)  # of the committed rows
     tree: OpenTree = NOTHING_OPEN
     last_id: int = ROOT  # greatest id that has arrived
     anchor: int = ROOT  # id of the last committed row, for late children of it
@@ -63,15 +63,17 @@ class CachedRows:
     late_live: frozenset[int] = frozenset()  # ids up to the horizon that grow the tree when they arrive
 
     @property
-    def committed(self) -> int:
-        return self.length - len(self.tree.tokens)
+    def length(self) -> int:
+        """Rows written, provisional ones included."""
+        return len(self.tokens) + len(self.tree.tokens)
 
 
 _NO_ROWS = CachedRows()
 
 
 class SequenceTable:
-    """Cached rows of all sequences. `place` only checks; `written` records a forward.
+    """Cached rows of all sequences, with the tokens from which they can be computed again. `place` only checks;
+    `written` records a forward.
 
     A refusal raises EngineError and leaves everything unchanged.
     """
@@ -127,10 +129,16 @@ class SequenceTable:
                 f"sequence {segment.seq} has {rows.length} rows, but the segment starts at {segment.start}"
             )
 
+    def write(self, segment: Segment) -> PlacedSegment:
+        """Place and record a segment."""
+        (placed,) = self.place(Batch((segment,)))
+        self.written((placed,))
+        return placed
+
     def written(self, placed: Sequence[PlacedSegment]) -> None:
         for segment in placed:
             rows = self._rows.setdefault(segment.seq, CachedRows())
-            rows.length += len(segment.tokens)
+            rows.tokens += segment.tokens[: segment.committed]
             rows.last_id = max(rows.last_id, segment.last_id)
             if segment.parents is None:
                 continue
@@ -179,9 +187,9 @@ class SequenceTable:
                 index[at] = len(index) - 1
             before = name
         rest = [row for row in index if row != end]
-        kept = KeptRows(rows.committed, len(tokens), (*here, *rest), tuple(tokens[row] for row in here))
+        kept = KeptRows(len(rows.tokens), len(tokens), (*here, *rest), tuple(tokens[row] for row in here))
         self._rows[seq] = rows  # which a prune may have overtaken as a whole
-        rows.length = kept.first + len(kept.order)
+        rows.tokens += kept.committed
         rows.tree = OpenTree(
             tuple(tokens[row] for row in rest),
             tuple(index[parents[row]] for row in rest),
@@ -190,20 +198,21 @@ class SequenceTable:
         rows.anchor = ids[end] if here else rows.anchor
         rows.horizon, rows.late_path, rows.late_live = last, (*rows.late_path, *late_path), frozenset(late_live)
         if horizon is None and not rest:
-            self._rows[seq] = CachedRows(rows.length)  # ids may begin anew
+            self._rows[seq] = CachedRows(rows.tokens)  # ids may begin anew
         return kept
 
     def truncate(self, seq: SeqId, length: int) -> None:
         """Raise for rows that were never written, and for a length inside an open tree."""
-        rows = self._rows.get(seq, _NO_ROWS)
-        if not 0 <= length <= rows.committed:
-            raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {rows.committed}")
+        tokens = self._rows.get(seq, _NO_ROWS).tokens
+        if not 0 <= length <= len(tokens):
+            raise EngineError(f"sequence {seq} cannot be truncated to {length} rows: it has {len(tokens)}")
         if seq in self._rows:
-            self._rows[seq] = CachedRows(length)
+            del tokens[length:]
+            self._rows[seq] = CachedRows(tokens)
 
     def export(self, seq: SeqId, num_rows: int) -> None:
         """Raise unless the first `num_rows` rows are committed."""
-        committed = self._rows.get(seq, _NO_ROWS).committed
+        committed = len(self._rows.get(seq, _NO_ROWS).tokens)
         if not 0 < num_rows <= committed:
             raise EngineError(f"sequence {seq} cannot export {num_rows} rows: it has {committed}")
 
@@ -213,13 +222,17 @@ class SequenceTable:
             raise EngineError(f"sequence {seq} exists already")
         if len(tokens) > self._max_positions or not all(0 <= token < self._vocab_size for token in tokens):
             raise EngineError(f"sequence {seq} cannot adopt {len(tokens)} rows: too many, or of unknown tokens")
-        self._rows[seq] = CachedRows(len(tokens))
+        self._rows[seq] = CachedRows(list(tokens))
 
     def release(self, seq: SeqId) -> None:
         self._rows.pop(seq, None)
 
     def __contains__(self, seq: SeqId) -> bool:
         return seq in self._rows
+
+    def tokens(self, seq: SeqId) -> tuple[int, ...]:
+        """Those of the committed rows."""
+        return tuple(self._rows.get(seq, _NO_ROWS).tokens)
 
     def tree(self, seq: SeqId) -> OpenTree:
         return self._rows.get(seq, _NO_ROWS).tree
@@ -246,48 +259,10 @@ class SequenceTable:
     def lengths(self) -> dict[SeqId, int]:
         return {seq: rows.length for seq, rows in self._rows.items()}
 
-
-class TokenTable(SequenceTable):
-    """The same, with the tokens of all committed rows: what sequences can be computed again from."""
-
-    def __init__(self, *, vocab_size: int, max_positions: int) -> None:
-        super().__init__(vocab_size=vocab_size, max_positions=max_positions)
-        self._tokens: dict[SeqId, list[int]] = {}
-
-    def tokens(self, seq: SeqId) -> tuple[int, ...]:
-        return tuple(self._tokens.get(seq, ()))
-
-    def write(self, segment: Segment) -> PlacedSegment:
-        """Place and record a segment."""
-        (placed,) = self.place(Batch((segment,)))
-        self.written((placed,))
-        return placed
-
-    def written(self, placed: Sequence[PlacedSegment]) -> None:
-        super().written(placed)
-        for segment in placed:
-            self._tokens.setdefault(segment.seq, []).extend(segment.tokens[: segment.committed])
-
-    def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> KeptRows:
-        kept = super().prune(seq, keep, live, horizon)
-        self._tokens.setdefault(seq, []).extend(kept.committed)
-        return kept
-
-    def truncate(self, seq: SeqId, length: int) -> None:
-        super().truncate(seq, length)
-        del self._tokens.get(seq, [])[length:]
-
-    def adopt(self, seq: SeqId, tokens: Sequence[int]) -> None:
-        super().adopt(seq, tokens)
-        self._tokens[seq] = list(tokens)
-
-    def release(self, seq: SeqId) -> None:
-        super().release(seq)
-        self._tokens.pop(seq, None)
-
     def check(self) -> None:
-        for seq, length in self.lengths().items():
-            assert len(self._tokens[seq]) + self.num_open_rows(seq) == length, (seq, length)
+        for tokens, parents, ids in (rows.tree for rows in self._rows.values()):
+            assert len(tokens) == len(parents) == len(ids) and list(ids) == sorted(ids), ids
+            assert all(-1 <= parent < row for row, parent in enumerate(parents)), parents
 
 
 def _are_late(names: Sequence[int], rows: CachedRows, horizon: int) -> bool:

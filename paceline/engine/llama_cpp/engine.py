@@ -76,7 +76,6 @@ class LlamaCppEngine(TableEngine):
         """streams: at most."""
         super().__init__(info)
         self._model, self._most_streams = model, streams
-        self._committed: dict[SeqId, list[int]] = {}  # tokens
         self._streams: dict[SeqId, Stream] = {}
         self._salts: dict[SeqId, str] = {}  # of sequences that have begun with one
         self._free = [Stream(number) for number in range(model.num_streams)]
@@ -98,8 +97,6 @@ class LlamaCppEngine(TableEngine):
                 self._give_back(seq)
             raise
         self._table.written(placed)
-        for segment in placed:
-            self._committed[segment.seq] += segment.tokens[: segment.committed]
         scored = [
             HostLogits(self._together([scores for row in segment.wanted if (scores := into[row]) is not None]))
             for segment, into in zip(placed, rows, strict=True)
@@ -112,18 +109,16 @@ class LlamaCppEngine(TableEngine):
     def prune(self, seq: SeqId, keep: Sequence[int], live: Sequence[int] = (), horizon: int | None = None) -> None:
         if seq not in self._streams and horizon is not None:
             self._require_free(1)  # it has overtaken all rows of the sequence
-        kept = self._table.prune(seq, keep, live, horizon)
+        self._table.prune(seq, keep, live, horizon)
         if seq not in self._streams:
             self._take(seq)
-        self._committed[seq] += kept.committed
 
     def truncate(self, seq: SeqId, length: int) -> None:
         self._table.truncate(seq, length)
-        del self._committed.get(seq, [])[length:]
 
     def export_kv(self, seq: SeqId, tokens: Sequence[int]) -> KvPrefix:
         self._table.export(seq, len(tokens))
-        stream, wanted = self._streams[seq], self._committed[seq][: len(tokens)]
+        stream, wanted = self._streams[seq], list(self._table.tokens(seq)[: len(tokens)])
         self._run([_Pass(stream, wanted, {}, [])])
         self._shorten(stream, len(wanted))
         content = self._model.state(stream.number)
@@ -155,7 +150,6 @@ class LlamaCppEngine(TableEngine):
             self._give_back(seq)
             raise
         stream.tokens = list(rows.tokens)
-        self._committed[seq] = list(rows.tokens)
 
     def begin(self, seq: SeqId, tokens: Sequence[int], salt: str, stored: KvPrefix | None = None) -> int:
         if seq in self._table or seq in self._salts:
@@ -172,7 +166,6 @@ class LlamaCppEngine(TableEngine):
         stream = self._take(seq, source if source in self._free else None)
         if stream is not source:
             self._copy(source, stream)
-        self._committed[seq] = list(tokens[:rows])
         return rows
 
     def release(self, seq: SeqId) -> None:
@@ -192,7 +185,7 @@ class LlamaCppEngine(TableEngine):
         numbers = sorted(stream.number for stream in self._all())
         assert numbers == list(range(self._model.num_streams)), numbers
         lengths = self._table.lengths()
-        assert self._streams.keys() == self._committed.keys() == lengths.keys(), (self._streams, lengths)
+        assert self._streams.keys() == lengths.keys(), (self._streams, lengths)
         for stream in self._all():
             assert self._model.length(stream.number) == len(stream.tokens), stream
 
@@ -229,7 +222,8 @@ class LlamaCppEngine(TableEngine):
         if stream.salt != salt:
             return 0
         owner = next((seq for seq, each in self._streams.items() if each is stream), None)
-        return common_length(stream.tokens if owner is None else self._committed[owner], list(tokens))
+        known = stream.tokens if owner is None else list(self._table.tokens(owner))
+        return common_length(known, list(tokens))
 
     def _take(self, seq: SeqId, stream: Stream | None = None) -> Stream:
         """Give the sequence this free stream with its rows, or else an empty one: the one unused for longest."""
@@ -242,11 +236,9 @@ class LlamaCppEngine(TableEngine):
         self._free.remove(stream)
         stream.salt = self._salts.get(seq)
         self._streams[seq] = stream
-        self._committed[seq] = []
         return stream
 
     def _give_back(self, seq: SeqId) -> None:
-        self._committed.pop(seq, None)
         if (stream := self._streams.pop(seq, None)) is not None:
             self._uses += 1
             stream.used = self._uses
@@ -266,7 +258,7 @@ class LlamaCppEngine(TableEngine):
 
     def _passes(self, segment: PlacedSegment, into: list[Scores | None]) -> Iterator[_Pass]:
         """Chains whose passes score the segment's rows: one, or one for each leaf of a tree, neighbours in turn."""
-        stream, before = self._streams[segment.seq], self._committed[segment.seq]
+        stream, before = self._streams[segment.seq], self._table.tokens(segment.seq)
         wanted = set(segment.wanted)
         if segment.parents is None:
             by_position = {len(before) + row: row for row in wanted}

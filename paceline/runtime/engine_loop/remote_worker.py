@@ -32,7 +32,7 @@ from paceline.core.sampling.sampler import NOT_SAMPLED, RowSampling, SampledRow,
 from paceline.engine.base import Logits, SampleRequest
 from paceline.engine.remote.rows import HEAD, Settled, ToldRow, head_of, settled, settled_mixture
 from paceline.engine.remote.servers import LEAST_HEAD, MOST_BANNED, Drawn, RemoteModel
-from paceline.engine.sequence_table import TokenTable
+from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.executor import done_of
 from paceline.runtime.engine_loop.requests import Certainty, ForwardRequest, Rows, SequenceOp
@@ -45,7 +45,7 @@ TRIES: Final = 3  # of a stream that is cut, each from the last token on
 Tokens = tuple[int, ...]
 
 
-class TokenLists(TokenTable):
+class TokenLists(SequenceTable):
     """The sequences of a worker, as `engine.base.Sequences` are changed."""
 
     def append(self, segment: Segment) -> list[Tokens]:

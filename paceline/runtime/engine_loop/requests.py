@@ -15,7 +15,7 @@ from paceline.core.energy import NONE, Energy
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow
 from paceline.engine.base import Logits, SampleRequest, SequenceEngine, Sequences
-from paceline.engine.sequence_table import TokenTable
+from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 
 
@@ -39,7 +39,7 @@ class SequenceRecords:
 
     def __init__(self, engine: SequenceEngine) -> None:
         self._engine = engine
-        self._table = TokenTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
+        self._table = SequenceTable(vocab_size=engine.info.vocab_size, max_positions=engine.info.max_positions)
         self._records: dict[SeqId, _Record] = {}
 
     def submitted(self, batch: Batch) -> None:

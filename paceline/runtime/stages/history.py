@@ -14,7 +14,7 @@ from itertools import count
 
 from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import ROOT, Batch, PlacedSegment, Segment, SeqId
-from paceline.engine.sequence_table import SequenceTable, TokenTable
+from paceline.engine.sequence_table import SequenceTable
 from paceline.errors import EngineError
 from paceline.wire.stages.messages import Change, PruneRows, ReleaseRows, RunBatch, TruncateRows
 
@@ -41,7 +41,7 @@ class History:
         self._open = set[int]()  # those of them whose results have not come
         self._lost = set[SeqId]()  # with a step that failed
         self._again = count(AGAIN)
-        self._base = TokenTable(vocab_size=vocab_size, max_positions=max_positions)
+        self._base = SequenceTable(vocab_size=vocab_size, max_positions=max_positions)
 
     def sent(self, entry: Entry) -> None:
         self._log.append(entry)
