@@ -16,7 +16,6 @@ from typing import cast
 
 import psutil
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
 
@@ -189,30 +188,23 @@ def load_stage(
 
 def _tensors(directory: Path, first: int, stop: int, *, embedding: bool, head: bool) -> dict[str, Tensor]:
     """Tensors of the stage, its layers numbered from 0. Raises ConfigError if the names carry no layer indices."""
-    file_of: dict[str, Path] = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as stored:
-            file_of |= dict.fromkeys(stored.keys(), file)
-    is_tied = head and not any(HEAD.match(name) for name in file_of)  # the head's weights are the embedding's
-    wanted: dict[str, str] = {}  # stored name → name in the stage
-    for name in file_of:
+    tensors = tensors_of(directory)
+    is_tied = head and not any(map(HEAD.match, tensors))  # the head's weights are the embedding's
+    wanted: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
         if layer := LAYER.fullmatch(name):
             index = int(layer["index"])
             if first <= index < stop:
-                wanted[name] = f"{layer['before']}.{index - first}.{layer['rest']}"
+                wanted[f"{layer['before']}.{index - first}.{layer['rest']}"] = tensor
         elif EMBEDDING.search(name):
-            wanted |= {name: name} if embedding or is_tied else {}
+            wanted |= {name: tensor} if embedding or is_tied else {}
         elif HEAD.match(name):
-            wanted |= {name: name} if head else {}
+            wanted |= {name: tensor} if head else {}
         else:  # norms and positions: small
-            wanted[name] = name
+            wanted[name] = tensor
     if len({name for name in wanted if LAYER.fullmatch(name)}) < stop - first:
         raise ConfigError(f"{directory}: the names of its tensors do not say which layer they belong to")
-    tensors: dict[str, Tensor] = {}
-    for file in set(file_of[name] for name in wanted):
-        with safe_open(file, framework="pt") as stored:
-            tensors |= {new: stored.get_tensor(name) for name, new in wanted.items() if file_of[name] == file}
-    return tensors
+    return wanted
 
 
 def _remove_other_stages(model: PreTrainedModel, *, is_first: bool, is_last: bool) -> None:
