@@ -10,10 +10,11 @@ tensor as the head.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from safetensors import safe_open
@@ -34,33 +35,25 @@ _TILE: Final = 1 << 19  # numbers of a tile: 2 MiB as float32
 STORED: Final = frozenset({torch.bfloat16, torch.float16})  # formats that are worth keeping
 
 
-class Rows(Protocol):
+class Rows(ABC):
     """A matrix in the format of a file."""
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in)"""
+    shape: tuple[int, int]  # (out, in)
+    is_converted = True  # `tile` needs its buffer
 
-    @property
-    def is_converted(self) -> bool:
-        """True if `tile` needs its buffer."""
-
+    @abstractmethod
     def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
         """Rows `first` to `stop` - 1 in float32, in `buffer`, or as they are where these can be multiplied.
         buffer: (rows, in); None where none is needed"""
 
 
-class FloatRows:
+class FloatRows(Rows):
     """Numbers of any floating format that torch converts."""
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.contiguous()
+        self.shape = weight.shape[0], weight.shape[1]
         self.is_converted = weight.dtype != torch.float32 and not layer_kernel.can_run(weight)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        out, width = self.weight.shape
-        return out, width
 
     def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
         rows = self.weight[first:stop]
@@ -136,6 +129,15 @@ def joined(parts: Sequence[StoredLinear]) -> StoredLinear:
     if any(part.bias is not None for part in parts):
         bias = torch.cat([torch.zeros(part.out_features) if part.bias is None else part.bias for part in parts])
     return StoredLinear([rows for part in parts for rows in part.parts], bias, parts[0].scratch)
+
+
+def plain_linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear over these very tensors. weight: (out, in)"""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias, requires_grad=False)
+    return linear
 
 
 class StoredEmbedding(nn.Module):
@@ -232,22 +234,17 @@ _AWQ_ORDER: Final = (0, 2, 4, 6, 1, 3, 5, 7)  # columns in one integer of AWQ, t
 _FP8: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
 
 
-class ScaledRows:
+class ScaledRows(Rows):
     """One byte a number, times a scale: floats of 8 bits, or integers from which a zero point is subtracted."""
-
-    is_converted = True
 
     def __init__(self, codes: Tensor, scale: Tensor, zero: Tensor | None = None, group: int | None = None) -> None:
         """codes: (out, in); scale, zero: (out or 1, groups or 1); group: numbers of a row with one scale."""
         self._codes, self._width = codes, codes.shape[1]
+        self.shape = codes.shape[0], codes.shape[1]
         self._scale, self._zero = scale.float(), None if zero is None else zero.float()
         self._group = group or self._width
         if self._scale.shape[1] != -(-self._width // self._group):
             raise ValueError(f"{self._scale.shape[1]} scales for {self._width} numbers in groups of {self._group}")
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._codes.shape[0], self._width
 
     def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
         assert buffer is not None
@@ -386,18 +383,12 @@ def _grouped(codes: Tensor, scale: Tensor, zero: Tensor, bits: int, group_of: Te
     return rows if order is None else _Reordered(rows, torch.argsort(order))
 
 
-class _Reordered:
+class _Reordered(Rows):
     """Rows whose columns are stored in another order, as where GPTQ has sorted them by their weight."""
-
-    is_converted = True
 
     def __init__(self, rows: Rows, places: Tensor) -> None:
         """places: (in,) where each column is stored"""
-        self._rows, self._places = rows, places
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._rows.shape
+        self._rows, self._places, self.shape = rows, places, rows.shape
 
     def tile(self, first: int, stop: int, buffer: Tensor | None) -> Tensor:
         return self._rows.tile(first, stop, buffer).index_select(1, self._places)
@@ -501,11 +492,8 @@ def dequantize(model: PreTrainedModel, dtype: torch.dtype) -> None:
     a device computes that has no way for rows of another format."""
     for name, module in list(model.named_modules()):
         if (rows := rows_of(module)) is not None:
-            linear = nn.Linear(rows.shape[1], rows.shape[0], bias=module.bias is not None, device="meta")
-            linear.weight = nn.Parameter(rows.tile(0, rows.shape[0], torch.empty(rows.shape)), requires_grad=False)
-            if isinstance(module.bias, Tensor):
-                linear.bias = nn.Parameter(module.bias, requires_grad=False)
-            model.set_submodule(name, linear)
+            weight = rows.tile(0, rows.shape[0], torch.empty(rows.shape))
+            model.set_submodule(name, plain_linear(weight, module.bias if isinstance(module.bias, Tensor) else None))
     for weight in model.parameters():
         weight.data = weight.detach().to(dtype)
 

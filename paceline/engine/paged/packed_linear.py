@@ -24,7 +24,7 @@ from paceline.engine import layer_kernel
 from paceline.engine.paged.attention.backends import CpuKernels
 from paceline.engine.paged.attention.tile_plan import Attending, LayerAttention, TiledAttention
 from paceline.engine.tensors import computes_bfloat16
-from paceline.engine.weights import StoredLinear, experts_of, joined
+from paceline.engine.weights import StoredLinear, experts_of, joined, plain_linear
 from paceline.system import trim_heap
 
 _ROWS = 16  # the batch that oneDNN packs for; the packed weights serve any
@@ -63,17 +63,6 @@ class PackedLinear(nn.Module):
         return y[..., :rows, :] if more else y
 
 
-class PlainLinear(nn.Module):
-    """The same where packing does not apply."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self._weight, self._bias = weight, bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self._weight, self._bias)
-
-
 def can_pack(weight: Tensor) -> bool:
     """True if this machine has a packed kernel for this weight."""
     if weight.device.type != "cpu" or not torch._C._has_mkldnn:
@@ -97,7 +86,7 @@ def _linear(parts: Sequence[nn.Module]) -> nn.Module:
 
 
 def _of_weight(weight: Tensor, bias: Tensor | None = None) -> nn.Module:
-    return PackedLinear(weight, bias) if can_pack(weight) else PlainLinear(weight, bias)
+    return PackedLinear(weight, bias) if can_pack(weight) else plain_linear(weight, bias)
 
 
 def _weight(module: nn.Module) -> Tensor:
