@@ -42,63 +42,66 @@ _PAGE: Final = 256  # rows of which llama.cpp makes a stream
 _SPARE: Final = 256  # bytes behind a record, so that a longer one of another release overwrites nothing
 
 
+# Fields of two records: name, type, and what the library fills them with.
+_MODEL: Final[tuple[tuple[str, Any, object], ...]] = (
+    ("devices", c_void_p, None),
+    ("buffer_overrides", c_void_p, None),
+    ("gpu_layers", c_int32, -1),
+    ("split_mode", c_int, 1),
+    ("load_mode", c_int, -1),
+    ("lazy_mode", c_int, 1),
+    ("main_gpu", c_int32, 0),
+    ("tensor_split", c_void_p, None),
+    ("progress", c_void_p, None),
+    ("progress_data", c_void_p, None),
+    ("kv_overrides", c_void_p, None),
+    ("vocab_only", c_bool, False),
+    ("check_tensors", c_bool, False),
+    ("use_extra_buffers", c_bool, True),
+    ("no_host", c_bool, False),
+    ("no_alloc", c_bool, False),
+    ("load_mtp", c_bool, False),
+)
+_CONTEXT: Final[tuple[tuple[str, Any, object], ...]] = (
+    ("rows", c_uint32, 512),
+    ("batch_rows", c_uint32, 2048),
+    ("micro_batch_rows", c_uint32, 512),
+    ("sequences", c_uint32, 1),
+    ("snapshots", c_uint32, 0),
+    ("outputs", c_uint32, 0),
+    ("outputs_a_sequence", c_uint32, 1),
+    ("threads", c_int32, 4),
+    ("batch_threads", c_int32, 4),
+    ("kind", c_int, 0),
+    ("rope_scaling", c_int, -1),
+    ("pooling", c_int, -1),
+    ("attention", c_int, -1),
+    ("flash_attention", c_int, -1),
+    ("numbers", c_float * 6, (0.0, 0.0, -1.0, -1.0, -1.0, -1.0)),  # of rotary embeddings
+    ("yarn_context", c_uint32, 0),
+    ("defrag", c_float, -1.0),
+    ("callback", c_void_p * 2, (None, None)),
+    ("key_type", c_int, 1),
+    ("value_type", c_int, 1),
+    ("abort", c_void_p * 3, (None, None, None)),
+    ("embeddings", c_bool, False),
+    ("offload_kqv", c_bool, True),
+    ("no_timing", c_bool, True),
+    ("offload_operations", c_bool, True),
+    ("whole_windows", c_bool, True),
+    ("unified", c_bool, False),
+    ("samplers", c_void_p, None),
+    ("num_samplers", c_size_t, 0),
+    ("other", c_void_p, None),
+)
+
+
 class _ModelParameters(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("devices", c_void_p),
-        ("buffer_overrides", c_void_p),
-        ("gpu_layers", c_int32),
-        ("split_mode", c_int),
-        ("load_mode", c_int),
-        ("lazy_mode", c_int),
-        ("main_gpu", c_int32),
-        ("tensor_split", c_void_p),
-        ("progress", c_void_p),
-        ("progress_data", c_void_p),
-        ("kv_overrides", c_void_p),
-        ("vocab_only", c_bool),
-        ("check_tensors", c_bool),
-        ("use_extra_buffers", c_bool),
-        ("no_host", c_bool),
-        ("no_alloc", c_bool),
-        ("load_mtp", c_bool),
-        ("spare", c_uint8 * _SPARE),
-    ]
+    _fields_: ClassVar = [*(field[:2] for field in _MODEL), ("spare", c_uint8 * _SPARE)]
 
 
 class _ContextParameters(ctypes.Structure):
-    _fields_: ClassVar = [
-        ("rows", c_uint32),
-        ("batch_rows", c_uint32),
-        ("micro_batch_rows", c_uint32),
-        ("sequences", c_uint32),
-        ("snapshots", c_uint32),
-        ("outputs", c_uint32),
-        ("outputs_a_sequence", c_uint32),
-        ("threads", c_int32),
-        ("batch_threads", c_int32),
-        ("kind", c_int),
-        ("rope_scaling", c_int),
-        ("pooling", c_int),
-        ("attention", c_int),
-        ("flash_attention", c_int),
-        ("numbers", c_float * 6),  # of rotary embeddings
-        ("yarn_context", c_uint32),
-        ("defrag", c_float),
-        ("callback", c_void_p * 2),
-        ("key_type", c_int),
-        ("value_type", c_int),
-        ("abort", c_void_p * 3),
-        ("embeddings", c_bool),
-        ("offload_kqv", c_bool),
-        ("no_timing", c_bool),
-        ("offload_operations", c_bool),
-        ("whole_windows", c_bool),
-        ("unified", c_bool),
-        ("samplers", c_void_p),
-        ("num_samplers", c_size_t),
-        ("other", c_void_p),
-        ("spare", c_uint8 * _SPARE),
-    ]
+    _fields_: ClassVar = [*(field[:2] for field in _CONTEXT), ("spare", c_uint8 * _SPARE)]
 
 
 class _Batch(ctypes.Structure):
@@ -113,30 +116,6 @@ class _Batch(ctypes.Structure):
     ]
 
 
-_MODEL_DEFAULTS: Final = _ModelParameters(
-    gpu_layers=-1, split_mode=1, load_mode=-1, lazy_mode=1, use_extra_buffers=True
-)
-_CONTEXT_DEFAULTS: Final = _ContextParameters(
-    rows=512,
-    batch_rows=2048,
-    micro_batch_rows=512,
-    sequences=1,
-    outputs_a_sequence=1,
-    threads=4,
-    batch_threads=4,
-    rope_scaling=-1,
-    pooling=-1,
-    attention=-1,
-    flash_attention=-1,
-    numbers=(0.0, 0.0, -1.0, -1.0, -1.0, -1.0),
-    defrag=-1.0,
-    key_type=1,
-    value_type=1,
-    offload_kqv=True,
-    no_timing=True,
-    offload_operations=True,
-    whole_windows=True,
-)
 _Log = ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)
 _WARNING: Final = 3  # of its levels
 _FUNCTIONS: Final[dict[str, tuple[type | None, list[type]]]] = {
@@ -190,12 +169,12 @@ def _library() -> ctypes.CDLL:
         raise _unknown() from error
     library.llama_log_set(_hears, None)
     for declared, filled in (
-        (_MODEL_DEFAULTS, library.llama_model_default_params()),
-        (_CONTEXT_DEFAULTS, library.llama_context_default_params()),
+        (_MODEL, library.llama_model_default_params()),
+        (_CONTEXT, library.llama_context_default_params()),
     ):
-        for name, *_ in declared._fields_[:-1]:
-            one, other = getattr(declared, name), getattr(filled, name)
-            if (list(one) != list(other)) if isinstance(one, ctypes.Array) else one != other:
+        for name, _, expected in declared:
+            value = getattr(filled, name)
+            if (tuple(value) if isinstance(value, ctypes.Array) else value) != expected:
                 raise _unknown()
     return library
 
