@@ -48,7 +48,7 @@ _logger = logging.getLogger("paceline.engine")
 
 
 class Tokenizer:
-    """Vocabulary and chat template of one model. Made by `Tokenizer.load`."""
+    """`TextModel` of one model's vocabulary and chat template. Made by `Tokenizer.load`."""
 
     one_document: bool = False
 
@@ -80,7 +80,6 @@ class Tokenizer:
         self.fingerprint = _fingerprint(
             vocabulary, content["model"], {token: self._added[token] for token in self._special}
         )
-        """Equal iff two models give every id the same meaning."""
         kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
         self._decoders = frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
 
@@ -107,15 +106,13 @@ class Tokenizer:
             raise ConfigError(f"The tokenizer in {source} cannot be read: {error}") from error
 
     def encode(self, text: str, *, own: bool = False) -> list[int]:
-        """Encode plain text. own: it is of the model's own format, and names of special tokens in it are parsed."""
         with self._lock:
             self._hf.encode_special_tokens = not own
             return list(self._hf.encode(text, add_special_tokens=False).ids)
 
     def raw(self, text: str) -> list[int]:
-        """Encode a prompt that is not a conversation, as transformers does: special tokens in it are parsed, and the
-        model's BOS token is prepended. An empty prompt becomes the BOS token, or else the EOS token. Raises
-        RequestError for an empty prompt if the model has neither."""
+        """An empty prompt becomes the BOS token, or else the EOS token. Raises RequestError where the model has
+        neither."""
         with self._lock:
             self._hf.encode_special_tokens = False
             ids = list(self._hf.encode(text, add_special_tokens=True).ids)
@@ -132,7 +129,6 @@ class Tokenizer:
         return self._added[token_id] if is_special else self.token_bytes(token_id).decode("utf-8", "replace")
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decode ids to text, without special tokens."""
         return str(self._hf.decode(list(ids), skip_special_tokens=True))
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -165,13 +161,9 @@ class Tokenizer:
         return " ".join(tokens) if self._hf.decoder is None else str(self._hf.decoder.decode(tokens))
 
     def chat(self, messages: Sequence[Message], *, template_kwargs: Mapping[str, object] = NO_FIELDS) -> list[int]:
-        """Encode a conversation up to where the assistant's answer begins, or goes on behind a last message of its.
-
-        An empty last message of the assistant begins a new turn. What a template refuses or leaves out is written
-        elsewhere: system text at the head of the user's message, and messages of one role in a row as one.
-        template_kwargs: further variables of the template. Raises RequestError for a conversation that the template
-        does not show in any of these ways.
-        """
+        """Texts that a template refuses or leaves out are written elsewhere: the system's at the head of the user's
+        message, and messages of one role in a row as one. Raises RequestError for a conversation that the template
+        does not show in any of these ways."""
         asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
         refusal: RequestError | None = None
         for layout in _LAYOUTS:
@@ -191,11 +183,7 @@ class Tokenizer:
     def document_prompt(
         self, messages: Sequence[Message], document: str, *, template_kwargs: Mapping[str, object] = NO_FIELDS
     ) -> tuple[list[int], list[int], list[int]]:
-        """Encode a prompt that begins with the document, as (preamble, document, rest); the parameters are of `chat`.
-
-        The three are encoded separately, so that the KV of preamble and document is exact for every later question.
-        Where a template can only place the document behind earlier messages, the preamble holds these.
-        """
+        """Where a template can only place the document behind earlier messages, the preamble holds these."""
         asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
         mark = asked.fresh()
         refusal: RequestError | None = None

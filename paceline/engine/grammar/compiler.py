@@ -46,9 +46,8 @@ MAX_COMPILE_S = 2.0
 # The work of a mask is bounded, since others wait for threads (`bench/LOG.md`): 6,000 items suffice for MAX_OPTIONAL
 # properties, and 80,000 of fuel for 200 patterns as alternatives. An answer whose constraint needs more ends there.
 _LIMITS = LLParserLimits(step_max_items=6_000, step_lexer_fuel=80_000, verbose_errors=False)
-REPEATS = (
-    32  # times in a row that a short period of tokens may stand in a string or number of JSON; half of it a long one
-)
+# Times in a row that a short period of tokens may stand in a string or number of JSON; half of it a long one.
+REPEATS = 32
 SHORT_PERIOD = 8  # tokens
 MAX_PERIOD = 32  # tokens: a sentence
 _NAMES: dict[ConstraintKind, str] = {"regex": "pattern", "choice": "list of choices", "grammar": "grammar"}  # no JSON

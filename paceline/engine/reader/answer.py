@@ -19,6 +19,8 @@ import numpy as np
 from paceline.core.sampling.dist import Dist, ProbArray
 
 Ids = tuple[int, ...]
+PartTexts = tuple[tuple[Ids, float], ...]
+"""Texts that a document has for one part of the question, with their mass; what is missing to 1 is doubt."""
 
 NOTHING = "I find no answer to this in the documents"
 NOTHING_OF_SEVERAL = "no answer in the documents"
@@ -45,18 +47,11 @@ class Wording:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class PartTexts:
-    """What a document says of one part of the question: texts with their mass; what is missing to 1 is doubt."""
-
-    texts: tuple[tuple[Ids, float], ...]
-
-
 def part_of(spans: Sequence[tuple[Ids, float]], answered: float, nothing: Ids, *, alone: bool) -> PartTexts:
     """alone: there is no document, so no other branch can know better."""
     share = 1.0 - CLOSING if alone else REFUSAL
     texts = [(text, answered * prob) for text, prob in spans]
-    return PartTexts((*texts, (nothing, (1.0 - answered) * share)))
+    return (*texts, (nothing, (1.0 - answered) * share))
 
 
 class AnswerDists:
@@ -88,7 +83,7 @@ class AnswerDists:
             return self._only(tail[begun])
         probs: ProbArray = np.zeros(wording.vocab_size)
         doubt = 1.0
-        for text, mass in self._parts[number].texts:
+        for text, mass in self._parts[number]:
             whole = (*text, *tail)
             doubt -= mass
             if whole[: len(said)] == said and len(whole) > len(said):

@@ -30,7 +30,6 @@ from paceline.engine.reader.answer import (
     AnswerDists,
     Form,
     Ids,
-    PartTexts,
     Spelling,
     Texts,
     ValuePath,
@@ -234,7 +233,7 @@ class ReaderEngine(RowListEngine[int]):
             return ((value, 0.9),) if value else ()
 
         form = Form(self._vocabulary, partial(_texts, named), {}, _function(asked), alone=True)
-        part = PartTexts(((tuple(self._tokenizer.encode(text)), 0.99),))
+        part = ((tuple(self._tokenizer.encode(text)), 0.99),)
         return AnswerDists((part,), replace(self._wording, stop=()), form)
 
     def _values(self, asked: ReaderInput, parts: Sequence[str], answered: float, name: str, is_argument: bool) -> Texts:

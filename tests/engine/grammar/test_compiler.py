@@ -25,13 +25,8 @@ SYLLABLES = (b'{"', b'": ', b'", "', b'"}', b'"}}', b"}}", b"true", b"12", b"\xc
 class SyllableTokenizer(ByteTokenizer):
     """Bytes, longer tokens across the grammar's boundaries, two EOS ids, and a special token without bytes."""
 
-    @property
-    def vocab_size(self) -> int:
-        return EOS + 3 + len(SYLLABLES)
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return frozenset({EOS, EOS + 1})
+    vocab_size = EOS + 3 + len(SYLLABLES)
+    eos_ids = frozenset({EOS, EOS + 1})
 
     def token_bytes(self, token: int) -> bytes:
         return super().token_bytes(token) if token < EOS + 3 else SYLLABLES[token - EOS - 3]
@@ -333,9 +328,7 @@ def test_what_cannot_be_kept_is_left_out_of_a_schema_that_is_not_strict(
 
 def test_a_model_without_an_end_can_hold_no_answer_to_a_form() -> None:
     class Endless(ByteTokenizer):
-        @property
-        def eos_ids(self) -> frozenset[int]:
-            return frozenset()
+        eos_ids = frozenset[int]()
 
     with pytest.raises(RequestError, match="no end-of-text token"):
         GrammarCompiler(Endless()).mask(Constraint("json_object"))
