@@ -43,8 +43,9 @@ def host_rows(logits: Tensor) -> row_kernel.HostRows | None:
 
 
 def to_device(values: NDArray[np.generic] | Sequence[int | float | bool], device: torch.device) -> Tensor:
-    """Without waiting: CUDA has read memory that is not pinned when the call returns. A CPU uses the same memory."""
-    array = values if isinstance(values, np.ndarray) else np.array(values)
+    """Without waiting: CUDA has read memory that is not pinned when the call returns. A CPU uses the same memory, but
+    what cannot be written, which torch warns of, is copied."""
+    array = values if isinstance(values, np.ndarray) and values.flags.writeable else np.array(values)
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 

@@ -53,6 +53,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def row(number: int, params: SamplingParams) -> RowSampling:
     allowed = np.arange(VOCAB) % 2 == 0 if number % 4 == 1 else None
+    if allowed is not None:
+        allowed.flags.writeable = False  # as masks are that several answers share
     return RowSampling(params, position=number, vocab_size=VOCAB, counts={5: 1}, allowed=allowed, num_top=number % 3)
 
 
