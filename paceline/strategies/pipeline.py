@@ -30,7 +30,7 @@ TREE_NODES: Final = 80  # of a tree that is drafted: L
 MAX_GROWTH: Final = 4  # trees' worth of nodes that one context is asked for at most
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class TreeGrowth:
     """The tree of one answer."""
 

@@ -391,9 +391,12 @@ class DocumentStore:
             known = {parsed.sha256 for parsed in documents if rows.find_by_text(database, parsed.sha256)}
         found: list[list[Chunk]] = []
         for parsed in documents:
-            chunks = split_document(parsed, self.embedder.count, chunk_tokens=self.chunk_tokens, overlap=self.overlap)
-            found.append([] if parsed.sha256 in known else list(chunks))
+            if parsed.sha256 in known:
+                found.append([])
+                continue
             known.add(parsed.sha256)
+            chunks = split_document(parsed, self.embedder.count, chunk_tokens=self.chunk_tokens, overlap=self.overlap)
+            found.append(list(chunks))
         return found
 
 

@@ -23,7 +23,7 @@ from paceline.wire.payloads import NAMED
 # A side's log h is sent once, or, where scores follow the text, comes with every distribution.
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class SideWeights:
     """Weights as one side knows them. decoder: this side's, for the weight of its documents. writer: the side that
     counts alone where neither reads documents; None: both do."""
@@ -68,7 +68,7 @@ class SideWeights:
 # The side that decides: append targets, send them, request detail where they are not determined, hand over.
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Decider:
     """Chooses targets, with one peer or alone. Does nothing while the peer decides."""
 
@@ -170,7 +170,7 @@ class Decider:
 SPEED_CHANGE_RATIO = 0.1  # relative change of the own speed that is worth a message
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class Follower:
     """Appends the peer's targets in order, from whichever messages hold them."""
 

@@ -139,7 +139,7 @@ FEW_PROBS = MAX_PEER_PROBS // (MAX_LIVE_NODES + MAX_MESSAGE_NODES)  # so many fo
 KEPT_POSITIONS = 128  # decided positions behind the head whose ids may still be anchors or parents
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, repr=False)
 class DraftExchange:
     """Both directions of one side, under one epoch.
 

@@ -232,8 +232,9 @@ class Drafting:
                 draft = suggested if self._pace.admits(nats) else None
                 self._counts.looked_up += draft is not None
             else:
-                own, nats, twice = last.own_dist, last.own_dist.known.entropy(), self._guesses_twice
-                draft = self._verifier.draft(own, last.position, second=twice) if self._pace.admits(nats) else None
+                own, nats, draft = last.own_dist, last.own_dist.known.entropy(), None
+                if self._pace.admits(nats):  # only then: asking counts places
+                    draft = self._verifier.draft(own, last.position, second=self._guesses_twice)
             is_end = draft is not None and draft.token in self._config.output.eos_ids
             if draft is None or (is_end and not self._verifier.drafts_ends):
                 if draft is not None:

@@ -15,7 +15,16 @@ from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
 from paceline.core.drafting.budget import OnlineStats
 from paceline.core.energy import Spent
-from paceline.core.offloading import EnergyDebt, EnergyQueue, OffloadStats, Prediction, Unit, choose_length, utility
+from paceline.core.offloading import (
+    EnergyDebt,
+    EnergyQueue,
+    OffloadStats,
+    Prediction,
+    SecondGuesses,
+    Unit,
+    choose_length,
+    utility,
+)
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
 from paceline.strategies.base import Branch, Finish
@@ -90,6 +99,25 @@ def test_the_joules_a_token_stay_within_the_budget_in_the_long_run(how: VerifyOp
     rest = write(how, queue, answers=10, stats=stats)
     assert rest.joules - budget * rest.tokens <= queue.backlog - owed + 1e-6
     assert 0.5 * budget <= rest.joules / rest.tokens <= 1.02 * budget, "and a budget is there to be used"
+
+
+def test_a_draft_that_the_gate_refuses_is_no_place_of_a_second_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places are counted as they are asked about: every sixteenth is to be sent."""
+    asked, said = list[bool](), list[bool]()
+    pays, admits = SecondGuesses.pays, Pace.admits
+
+    def counted_pays(self: SecondGuesses) -> bool:
+        asked.append(pays(self))
+        return asked[-1]
+
+    def refuses_every_third(self: Pace, nats: float) -> bool:
+        said.append(len(said) % 3 < 2 and admits(self, nats))
+        return said[-1]
+
+    monkeypatch.setattr(SecondGuesses, "pays", counted_pays)
+    monkeypatch.setattr(Pace, "admits", refuses_every_third)
+    write(VerifyOptions(), None, answers=1)
+    assert False in said and 0 < len(asked) <= said.count(True)
 
 
 def test_no_budget_changes_the_text() -> None:
