@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 URL, AGENT = BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class At:
     """Who is asked, with which key."""
 
@@ -46,11 +46,11 @@ class At:
         Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")
     ] = None
 
-    def conversation(self, **options: Any) -> Conversation:
-        """options: see `Conversation`."""
+    def conversation(self, usual: str = URL, **options: Any) -> Conversation:
+        """usual: where no URL, or an empty one, was given. options: see `Conversation`."""
         from .conversation import Conversation
 
-        return Conversation(self.url or URL, key=given_secret("key", self.key, self.key_file), **options)
+        return Conversation(self.url or usual, key=given_secret("key", self.key, self.key_file), **options)
 
 
 SERVER, DEVICE, EITHER = At(), At(AGENT), At(None)
@@ -188,8 +188,11 @@ def check(
     """
     body = {"question": question} | ({} if of_key is None else {"key": of_key})
     extension = {} if privacy is None else {"paceline": {"privacy": privacy}}
-    with where.conversation() as conversation:
+    with where.conversation(AGENT) as conversation:
         found = conversation.post("/policy/check", {**body, **extension})
+    if as_json:
+        show(found, as_json=True)
+        return
     rule = found.get("rule")
     lines = [
         f"level     {found.get('level')}, {f'by the rule {rule}' if rule else 'as asked for'}",
@@ -202,7 +205,7 @@ def check(
     for each in waiting if isinstance(waiting, list) else ():
         lines.append(f"waits     {each.get('document')}: paceline policy allow {each.get('id')}")
     lines += [f"left      {name} {amount:g}" for name, amount in left.items()] if isinstance(left, dict) else []
-    show(found, *map(printable, lines), as_json=as_json)
+    show(found, *map(printable, lines), as_json=False)
 
 
 # ---- `paceline chat` and `verify`, and `mcp` ------------------------------------------------------------------------
@@ -276,7 +279,7 @@ def verify(
     """
     with where.conversation(silence=VERIFY_S) as conversation:
         found = conversation.post(f"/responses/{quote(response, safe='')}/verify", {})
-    show(found, *map(printable_lines, verdict(found)), as_json=as_json)
+    show(found, *(() if as_json else map(printable_lines, verdict(found))), as_json=as_json)
     if found.get("differing"):
         raise typer.Exit(1)
     if found.get("not_provable"):

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from client.commands import register
+from client.commands import AGENT, register
 from client.conversation import Conversation
 from client.dialogue import Screen
 from paceline.api.app import create_app
@@ -166,6 +166,25 @@ def test_a_truncated_stream_is_not_taken_for_a_whole_one() -> None:
     with pytest.raises(PacelineError, match="cut"):
         list(_pieces(lines(), answer))
     assert answer.text == "Half"
+
+
+def test_a_command_of_the_device_asks_nobody_else_if_its_address_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a variable that is not set."""
+    asked: list[str] = []
+
+    def post(self: Conversation, *_: object) -> dict[str, object]:
+        asked.append(self.url)
+        return {}
+
+    monkeypatch.setattr(Conversation, "post", post)
+    assert invoked("policy", "check", "Who?", "--url", "", "--json").stdout == "{}\n"
+    assert asked == [f"{AGENT}/v1"]
+
+
+def test_json_is_what_came_also_where_this_release_cannot_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conversation, "post", lambda *_: {"proven": 3})
+    result = invoked("verify", "resp_1", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout) == {"proven": 3}
 
 
 def test_an_address_that_is_none_is_said_to_be_none() -> None:

@@ -127,7 +127,7 @@ def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse,
     assert seen["links"] == [[address, rel] for address in addresses], "an image is a link that nobody follows"
     assert seen["formulas"][0] == 0 < seen["formulas"][1], "one that defines something is shown as it was written"
     assert seen["clipped"], "nothing of an answer's text is drawn over what stands around it"
-    assert seen["imported"] == {"path": ["a", "b"], "ids": 3, "first": [[], "", "cut", ""]}
+    assert seen["imported"] == {"path": ["a", "b"], "ids": 3, "first": [[], "", "cut", ""], "plain": ["a", "b", "c"]}
     assert not seen["assigned"]
     assert len(seen["errors"]) == 1 and "TrustedHTML" in seen["errors"][0], "only of the attempt in the test"
 

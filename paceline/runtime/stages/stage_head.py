@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from paceline.core.batching.segment import Batch
@@ -84,7 +85,8 @@ class StageHead:
         self.requests: dict[int, StageRequest] = {}  # that somebody waits for
         self.forgotten: deque[int] = deque()  # tickets of batches whose handles are gone
         self.notified: Callable[[], None] = lambda: None  # called when a batch is ready
-        self.history = History(0, 0)  # until the stages have told what they are
+        self._no_history = partial(History, 0, 0)  # until the stages have told what they are
+        self.history = self._no_history()
         self.sent = SentRows(0, 0, 0, 1)
         self.numbers = count(2, 2)  # of requests: even, so that they are none of the members' own
         self.members: Members  # as of the start of `_live`
@@ -185,7 +187,8 @@ class StageHead:
             await self.members.begin()
             with self.changed:
                 about = self.members.abouts[0]
-                self.history = History(about.vocab_size, about.max_positions)
+                self._no_history = partial(History, about.vocab_size, about.max_positions)
+                self.history = self._no_history()
                 self.sent = SentRows(about.vocab_size, about.max_positions, self._capacity(), about.block_size)
                 self.up = True
                 if not self._is_whole:
@@ -352,8 +355,7 @@ class StageHead:
             for waiting in under_way:
                 if waiting.is_open:
                     waiting.error = EngineError(self.gone)
-            about = self.members.abouts[0]
-            self.history = History(about.vocab_size, about.max_positions)  # no stage holds anything that is needed
+            self.history = self._no_history()  # no stage holds anything that is needed
             self.sent.failed.update(self.sent.table.lengths())
             self.changed.notify_all()
         self.notified()

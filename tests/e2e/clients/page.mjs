@@ -223,10 +223,11 @@ const SCENARIOS = {
       const message = (id, parent) => ({ role: "assistant", id, parent, text: id, steps: 1, lanes: 2, report: [], state: "?", onclick: "x" });
       const messages = [message("a", "b"), message("b", "a"), message("a", "a")];
       const [found] = fromJson(JSON.stringify({ kind: "paceline conversations", conversations: [{ title: 1, messages, leaf: "b" }] }));
+      const [plain] = fromJson(JSON.stringify({ kind: "paceline conversations", conversations: [{ title: "", messages: ["a", "b", "c"].map((text) => ({ role: "user", text })) }] }));
       const circle = { messages: [message("a", "b"), message("b", "a")], leaf: "a" };
       turnTo(circle, circle.messages[0]);
       const [{ steps, lanes, state, onclick = "" }] = found.messages;
-      return { path: pathOf(found).map(({ text }) => text), ids: new Set(found.messages.map(({ id }) => id)).size, first: [steps, lanes, state, onclick] };
+      return { path: pathOf(found).map(({ text }) => text), ids: new Set(found.messages.map(({ id }) => id)).size, first: [steps, lanes, state, onclick], plain: pathOf(plain).map(({ text }) => text) };
     });
     const made = await page.evaluate(() => document.querySelectorAll("#messages :is(script, img, iframe, style, svg:not(.icon), b)").length);
     const title = await page.textContent("#title");

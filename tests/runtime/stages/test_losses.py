@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +16,7 @@ from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import Engine, SampleRequest
 from paceline.engine.loader import EngineOptions
+from paceline.engine.stage import load_stage
 from paceline.errors import ConfigError, EngineError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.stages import links, members, stage_head
@@ -122,6 +123,39 @@ def test_without_anybody_answers_fail_within_seconds_and_the_stage_may_come_back
         pipeline.release(SeqId(9))
         pipeline.check()
         assert pipeline.free_rows() == 2048
+
+
+def test_answers_outlive_a_loss_after_one_whose_stage_loaded_its_layers_for_too_long(
+    whole: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage without layers knows no sizes, and answers were given up while it was the first one."""
+    with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
+        pipeline, (first, second) = made.pipeline, made.stages
+
+        def set_patience(seconds: float) -> None:
+            monkeypatch.setattr(stage_head, "PATIENCE_S", seconds)
+            monkeypatch.setattr(stage_head, "START_PATIENCE_S", seconds)
+
+        def load_late(*args: Any, **options: Any) -> Any:
+            set_patience(0.0)
+            with pipeline.changed:
+                assert pipeline.changed.wait_for(lambda: pipeline.gone is not None, 60)
+            set_patience(60.0)
+            return load_stage(*args, **options)
+
+        set_patience(60.0)
+        monkeypatch.setattr("tests.runtime.stages.rig.load_stage", load_late)
+        key = made.head.public_key
+        first.break_off()
+        made.stages.append(Stage(DEMO, None, key, OPTIONS, port=first.port, key=first.key, name=first.name))
+        with pipeline.changed:
+            assert pipeline.changed.wait_for(lambda: pipeline.up and pipeline.gone is None, 60)
+        monkeypatch.setattr("tests.runtime.stages.rig.load_stage", load_stage)
+        pipeline.collect(pipeline.submit(chain(1, 0, (3, 4, 5))))
+        second.break_off()
+        made.stages.append(Stage(DEMO, (3, 6), key, OPTIONS, port=second.port, key=second.key, name=second.name))
+        found = pipeline.collect(pipeline.submit(chain(1, 3, (6,)))).dists[0]
+        assert_same(found, scratch(whole, (3, 4, 5, 6))[3:])
 
 
 def test_stages_that_do_not_fit_together_are_refused_with_a_sentence() -> None:

@@ -162,7 +162,8 @@ function takenFrom(message, known) {
   }
   if (Array.isArray(found.report?.citations)) found.report.citations = found.report.citations.filter(Boolean);
   found.id = /^\w{1,64}$/.test(message.id ?? "") && !known.has(message.id) ? message.id : randomId();
-  found.parent = known.has(message.parent) ? message.parent : null;
+  const before = message.id === undefined ? [...known].at(-1) : null; // a list without ids is one line of messages
+  found.parent = known.has(message.parent) ? message.parent : (before ?? null);
   known.add(found.id);
   return found;
 }
