@@ -49,7 +49,7 @@ PROMPT_ROWS_PER_STEP: Final = 0.25
 LOSS_WEIGHT: Final = 1.25  # gains that just make up for longer steps are none to the answer that gains least
 MAX_STALL: Final = 1.5  # a step that takes more of the usual time was held up by something else
 LOSS_MEMORY: Final = 0.05  # weight of an awake step in the mean of their losses
-LEAST_SPREAD: Final = 0.1  # of the times of steps alike, relative to their mean, before they have shown theirs
+LEAST_SPREAD: Final = 0.1  # of the times of steps alike, relative to their mean: a few may be alike by chance
 
 
 @dataclass(slots=True)
@@ -72,24 +72,28 @@ class TimeCredit:
 class Losses:
     """Times of awake steps over those of quiet ones, minus 1: their moving average, and how far it can be believed."""
 
-    steps: int = 0  # at most those that the average remembers
+    steps: int = 0
     _mean: MovingAverage = field(default_factory=lambda: MovingAverage(LOSS_MEMORY))
     _square: MovingAverage = field(default_factory=lambda: MovingAverage(LOSS_MEMORY))
 
     def add(self, loss: float) -> None:
         """Record a step."""
-        self.steps = min(self.steps + 1, int(2 / LOSS_MEMORY))
+        self.steps += 1
         self._mean.add(loss)
         self._square.add(loss * loss)
 
     @property
+    def mean(self) -> float:
+        """At least 0, since nothing but accepted drafts saves time."""
+        return max(self._mean.value or 0.0, 0.0)
+
+    @property
     def certain(self) -> float:
-        """The mean less its standard error: on a busy machine steps that cost nothing look like a loss at first. At
-        least 0, since nothing but accepted drafts saves time."""
-        if self._mean.value is None or self._square.value is None:
+        """The mean less its standard error: on a busy machine steps that cost nothing look like a loss at first."""
+        if not self.steps:
             return 0.0
-        spread = max(math.sqrt(max(self._square.value - self._mean.value**2, 0.0)), LEAST_SPREAD)
-        return max(self._mean.value - spread / math.sqrt(self.steps), 0.0)
+        spread = math.sqrt(max((self._square.value or 0.0) - (self._mean.value or 0.0) ** 2, 0.0))
+        return max(self.mean - max(spread, LEAST_SPREAD) / math.sqrt(self.steps), 0.0)
 
 
 @dataclass(slots=True)
@@ -118,6 +122,7 @@ class StepGuard:
     _num_quiet: int = 0
     _since_quiet: int = 0
     _loss: Losses = field(default_factory=Losses)  # of awake steps, without what was accepted
+    _owed: float = 0.0  # losses that were not certain, which a rest pays
     _gain: MovingAverage = field(default_factory=MovingAverage)  # accepted, for each sequence
     _reports: _Reports = field(default_factory=lambda: _Reports(UNKNOWN))
 
@@ -169,7 +174,10 @@ class StepGuard:
         others = max(reports.step.sequences - reports.requests, 0)
         gain = (reports.requests + others) / (reports.relative_time + others) - 1.0
         self._gain.add(gain)
-        self.credit.drafted(gain - LOSS_WEIGHT * self._loss.certain)
+        certain = self._loss.certain
+        self.credit.drafted(gain - LOSS_WEIGHT * certain)
+        saves = self.credit.credit >= MAX_CREDIT  # more than may be owed
+        self._owed = 0.0 if saves else self._owed + LOSS_WEIGHT * (self._loss.mean - certain)
 
     def _decide(self, sequences: int) -> None:
         """Decide whether requests draft in the next step."""
@@ -180,6 +188,8 @@ class StepGuard:
             self._loss, self._gain = Losses(), MovingAverage()
         elif not self.resting and credit <= 0.0:
             self.resting = True
+            self.credit.drafted(-self._owed)
+            self._owed = 0.0
         is_measured = self._num_quiet >= NUM_FIRST_QUIET_STEPS and self._quiet.near(max(sequences, 1)) is not None
         saved = min(self._gain.value or 0.0, 1.0)
         interval = QUIET_INTERVAL + (MAX_QUIET_INTERVAL - QUIET_INTERVAL) * saved

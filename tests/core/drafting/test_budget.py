@@ -173,6 +173,19 @@ def test_work_on_the_host_that_yields_nothing_costs_two_hundredths_at_most(work:
     assert cost <= 1.02
 
 
+@pytest.mark.parametrize("work", [0.05, 0.2])
+def test_it_costs_no_more_on_a_busy_machine(work: float) -> None:
+    """Losses are believed late there, and paid by a longer rest."""
+    chance, guard = random.Random(3), StepGuard()
+    seconds = quiet_seconds = 0.0
+    for _ in range(12_000):
+        awake = guard.awake
+        quiet = 0.01 * chance.lognormvariate(0.0, 0.2) * (1.45 if chance.random() < 0.1 else 1.0)
+        guard.report(StepSize(1, 1), quiet * (1.0 + work * awake), drafted=0, accepted=0, awake=awake)
+        seconds, quiet_seconds = seconds + quiet * (1.0 + work * awake), quiet_seconds + quiet
+    assert seconds / quiet_seconds <= 1.015
+
+
 def test_drafts_that_pay_less_than_their_work_are_given_up() -> None:
     guard = StepGuard()
     cost, awake = guarded(guard, lambda rows, awake: 0.001 * rows + 0.004 * awake, drafts=1, accepted=1, steps=2000)
