@@ -31,7 +31,7 @@ URL, AGENT = BOTH = ("http://127.0.0.1:8000", "http://127.0.0.1:8001")
 
 @dataclass(frozen=True, repr=False)
 class At:
-    """Who is asked, with which key."""
+    """The side that is asked, and the key for it."""
 
     url: Annotated[str | None, typer.Option("--url", help="a server or an agent, with or without /v1")] = URL
     key: Annotated[

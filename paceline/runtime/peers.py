@@ -355,9 +355,9 @@ class Peers:
         return f"peer {removals} {part.peer} {part.opening.cache_key.hex()}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class _Part:
-    """What this side is asked to do in an answer of a peer's client."""
+    """This side's part in an answer of a peer's client."""
 
     link: Link
     peer: str

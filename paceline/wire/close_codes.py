@@ -110,7 +110,7 @@ MAX_DELAY_S = 30.0
 
 
 def remote_fault(what: str, code: CloseCode = CloseCode.BAD_FRAME) -> RemoteProtocolError:
-    """What the other end has sent cannot be."""
+    """The error of a message that cannot be, by the other end. what: the reason, as a sentence."""
     return RemoteProtocolError(what, close_code=code)
 
 

@@ -49,11 +49,11 @@ class Predictions:
         self.profiles = profiles
 
     def shape(self, operation: Operation, items: int, profile: OperationProfile, launch_s: float = 0.0) -> int:
-        """Of launches for so many items. launch_s: as of `best_shape`."""
+        """The shape of launches for so many items. launch_s: as of `best_shape`."""
         return best_shape(profile, items, operation.group, launch_s)
 
     def seconds(self, operation: Operation, items: int, kind: str) -> float | None:
-        """Of so many items; None without a profile."""
+        """Seconds of so many items on units of a kind; None without a profile."""
         profile = self.profiles.get(operation.name, kind)
         if profile is None:
             return None

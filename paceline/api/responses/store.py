@@ -117,7 +117,7 @@ StoredEvent = tuple[str, int, str, bytes]  # response, sequence, type, data
 
 @dataclass(slots=True)
 class LogBatch:
-    """What is written in one transaction."""
+    """Changes that are written in one transaction."""
 
     begun: list[ResponseRecord] = field(default_factory=list)
     events: list[StoredEvent] = field(default_factory=list)

@@ -83,7 +83,7 @@ class RuledDocuments:
 
 @dataclass(eq=False, repr=False)
 class Readable:
-    """What one reader may read of a store. Safe to use from several threads, as the store is.
+    """The part of a store that one reader may read. Safe to use from several threads, as the store is.
 
     ruled: None: no rule says anything of documents. bars: this reader does not read it. asks: it would, once its owner
     has confirmed it. told: called with a text that the reader is given, and its rules. bars_others: also of documents

@@ -74,7 +74,7 @@ class Place:
 
 
 class StageCredential(msgspec.Struct, frozen=True):
-    """What a stage needs to be let in: its name, its key's seed, and the key of its head. In JSON, bytes as base64."""
+    """A stage's proof that it may be let in: its name, its key's seed, and its head's key. In JSON, bytes as base64."""
 
     name: str
     seed: Annotated[bytes, msgspec.Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]

@@ -282,8 +282,8 @@ class Workflow(Protocol):
 
 
 async def attempted(run: Workflow, launch: Launch, work: Awaitable[T], otherwise: T, told: str = "") -> T:
-    """What the work of a launch gives; where it fails or takes too long, `otherwise`, and that is noted. told: before
-    why."""
+    """Return the result of a launch's work, or `otherwise` where it fails or takes too long, which is noted. told: text
+    before the reason in that note."""
     try:
         return await within(STAGE_S, work)
     except PacelineError as error:

@@ -127,7 +127,7 @@ class Verifier(ABC):
         """The drafts of a message. Raises RemoteProtocolError for what is no distribution."""
 
     def decide(self, position: int, final: Dist, draft: Draft) -> Outcome:
-        """What becomes of a draft, where the verifier needs them. final: the target's distribution in its place, after
+        """Decide on a draft, where the verifier needs drafts. final: the target's distribution in its place, after
         top-k, top-p and min-p."""
         raise NotImplementedError
 
