@@ -19,12 +19,13 @@ from tests.api.scripted import running
 from tests.runtime.remote.standin import Server, StandIn, installed
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+GREEDY: dict[str, object] = {"temperature": 0}  # a sampled text may end before the server is lost
 ASKED: dict[str, dict[str, object]] = {
-    "/v1/chat/completions": {"messages": MESSAGES},
-    "/v1/completions": {"prompt": "Hi"},
-    "/v1/responses": {"input": "Hi"},
-    "/v1/messages": {"messages": MESSAGES, "max_tokens": 20},
-    "/api/chat": {"messages": MESSAGES},
+    "/v1/chat/completions": {"messages": MESSAGES, **GREEDY},
+    "/v1/completions": {"prompt": "Hi", **GREEDY},
+    "/v1/responses": {"input": "Hi", **GREEDY},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 20, **GREEDY},
+    "/api/chat": {"messages": MESSAGES, "options": GREEDY},
 }
 TOO_LONG = "This model's maximum context length is 9 tokens."
 OPENAI = {400: "context_length_exceeded", 429: "rate_limit_exceeded", 503: "model_unavailable"}
