@@ -88,29 +88,30 @@ class GenerationFanIn:
         for watch in self._watches:
             watch.ended("left")
 
-    async def next(self, timeout: float | None = None) -> tuple[int, GenerateEvent] | None:
+    async def next(self, timeout: float) -> tuple[int, GenerateEvent] | None:
         """The next event, after the index of its generation; None after `timeout` seconds without any.
 
-        Raises the exception of a generation that failed. Waits for ever after the last GenerationResult.
+        Raises the exception of a generation that failed.
         """
         try:
             async with asyncio.timeout(timeout):
-                index, event = await self._queue.get()
+                return await self._next()
         except TimeoutError:
             return None
-        if isinstance(event, Exception):
-            raise event
-        self._running -= isinstance(event, GenerationResult)
-        return index, event
 
     async def all(self, first: tuple[int, GenerateEvent] | None = None) -> AsyncIterator[tuple[int, GenerateEvent]]:
         """`first`, which has been taken already, and the events that are left."""
         if first is not None:
             yield first
         while self._running:
-            event = await self.next()
-            assert event is not None, "there is no timeout"
-            yield event
+            yield await self._next()
+
+    async def _next(self) -> tuple[int, GenerateEvent]:
+        index, event = await self._queue.get()
+        if isinstance(event, Exception):
+            raise event
+        self._running -= isinstance(event, GenerationResult)
+        return index, event
 
     async def _read(self, index: int) -> None:
         events, watch = self._waiting.pop(index).run(), self._watches[index]
