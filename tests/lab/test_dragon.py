@@ -35,27 +35,14 @@ def equation_8(here: float, there: float, round_trip: float, accepted_here: floa
     return (accepted_here - 1) * round_trip
 
 
-def gain(here: float, there: float, round_trip: float, accepted_here: float, accepted_there: float) -> float:
-    decode: dict[Side, float] = {"device": here, "cloud": there}
-    return expected_token_time(decode, round_trip, {"device": accepted_here, "cloud": accepted_there}).gain("device")
-
-
 @given(seconds, seconds, delays, rates, rates)
 def test_the_difference_of_both_sides_is_equation_8(
     here: float, there: float, round_trip: float, accepted_here: float, accepted_there: float
 ) -> None:
-    found = gain(here, there, round_trip, accepted_here, accepted_there)
-    assert found == pytest.approx(equation_8(here, there, round_trip, accepted_here, accepted_there), abs=1e-9)
-
-
-@given(seconds, seconds, delays, rates, rates)
-def test_the_gain_of_one_side_is_the_loss_of_the_other(
-    here: float, there: float, round_trip: float, accepted_here: float, accepted_there: float
-) -> None:
-    found = expected_token_time(
-        {"cloud": here, "device": there}, round_trip, {"cloud": accepted_here, "device": accepted_there}
-    )
-    assert found.gain("cloud") == -found.gain("device")
+    decode: dict[Side, float] = {"device": here, "cloud": there}
+    found = expected_token_time(decode, round_trip, {"device": accepted_here, "cloud": accepted_there})
+    expected = equation_8(here, there, round_trip, accepted_here, accepted_there)
+    assert found.gain("device") == -found.gain("cloud") == pytest.approx(expected, abs=1e-9)
 
 
 @given(seconds, seconds, st.floats(0.001, 10.0), rates)

@@ -106,15 +106,6 @@ def test_a_file_can_be_found_in_a_store_until_it_is_detached_or_deleted(
     assert [file.id for file in library.uploads.page(ANN, Paging())[0]] == [train]
 
 
-def test_removed_text_is_erased_from_the_disk(library: Library, documents: DocumentStore) -> None:
-    file = upload(library, "The quixotic plan.")
-    store = library.stores.create(ANN, "", {}, [FileSpec(file)]).id
-    settled(library, store)
-    library.delete_file(ANN, file)
-    left = [path for path in documents.directory.rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
-    assert left == []
-
-
 def test_stored_kv_of_a_file_is_removed_with_it(library: Library, documents: DocumentStore) -> None:
     file = upload(library, BOAT)
     store = library.stores.create(ANN, "", {}, [FileSpec(file)]).id

@@ -83,8 +83,8 @@ def test_the_same_documents_give_the_same_passages_and_scores_as_in_a_file(url: 
             for number, home in enumerate((None, database))
         ]
         for store in stores:
-            for i in range(300):
-                note = f"The {('red', 'blue', 'green')[i % 3]} boat of berth {7000 + i} costs {i % 11} euros."
+            for i in range(120):
+                note = f"The {('red', 'blue', 'green')[i % 3]} boat of berth {7000 + 3 * i} costs {i % 11} euros."
                 store.add_text(f"note{i}.txt", note, zone="cloud")
             for i in range(8):
                 store.add_text(f"copy{i}.txt", f"{BOAT}{' ' * i}\n\nFollows {i // 4}.", zone="cloud")

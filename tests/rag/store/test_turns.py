@@ -151,6 +151,5 @@ def test_the_text_of_a_file_is_kept_and_goes_with_it(library: Library, tmp_path:
     assert library.text(ANN, store, file) == "The quixotic lamp."
     (hit,) = library.search(ANN, [store], ["quixotic lamp"], 1)
     assert hit.passage.titled == "Lamps, page 1\nThe quixotic lamp."
-    library.stores.detach(ANN, store, file)
     library.delete_file(ANN, file)
     assert not [path for path in (tmp_path / "docs").rglob("*") if path.is_file() and b"quixotic" in path.read_bytes()]
