@@ -93,11 +93,10 @@ def computing(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_threads_change_no_bit(threads: int) -> None:
+def test_threads_change_no_bit() -> None:
     x, weights = numbers(0, 9, 640), numbers(1, 1000, 640, dtype=torch.bfloat16)
     found = product(x, weights)
-    with computing(threads):
+    with computing(3):
         assert torch.equal(product(x, weights), found)
 
 

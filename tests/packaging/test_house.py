@@ -118,6 +118,9 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert imports(ast.parse((ROOT / "paceline" / "__init__.py").read_text("utf-8"))) <= {"__future__"}
 
 
+installed_for = cache(packages_distributions)  # it reads every distribution
+
+
 def declared(*extras: str) -> set[str]:
     """Names of the distributions required by pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -140,7 +143,7 @@ def apart() -> set[str]:
     ids=["packages", "tests"],
 )
 def test_every_library_that_is_imported_is_asked_for(folders: tuple[str, ...], extras: tuple[str, ...]) -> None:
-    installed = packages_distributions()
+    installed = installed_for()
     asked = declared(*extras) | (apart() if "test" in extras else set())
     own = {*PACKAGES, "tests"} | set(sys.stdlib_module_names)
     missing = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -23,6 +24,9 @@ from paceline.engine.tensors import dists
 from tests.depth import DEPTH
 
 ROWS = 4_000 * DEPTH  # of the law, over all kinds of logits and options
+
+
+Drawn = tuple[torch.Tensor, list[RowSampling], list[SampledRow]]
 
 
 def references(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[SampledRow]:
@@ -57,6 +61,40 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 LOGITS: dict[str, Draw] = {"peaked": peaked, "flat": flat, "tied": tied, "masked": masked}
 
 
+# ---- rows that no model should make, and parameters that no client should ask for ----
+def nearly_tied(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return tied(rng, shape) + rng.normal(size=shape) * rng.choice([1e-7, 1e-6, 1e-5], size=(shape[0], 1))
+
+
+def all_equal(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return np.full(shape, rng.normal() * 10)
+
+
+def of_one_or_two_ids(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    logits = np.full(shape, -np.inf)
+    for row in logits:
+        row[rng.integers(0, shape[1], size=int(rng.integers(1, 3)))] = rng.normal() * 20
+    return logits
+
+
+def far_apart(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return -rng.exponential(100, size=shape)
+
+
+def huge(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    return rng.normal(size=shape) * 1e4
+
+
+def coarse(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """As of a model in bfloat16."""
+    return np.asarray(torch.from_numpy(peaked(rng, shape)).bfloat16().double().numpy())
+
+
+HOSTILE: dict[str, Draw] = {
+    each.__name__: each for each in (nearly_tied, all_equal, of_one_or_two_ids, far_apart, huge, coarse)
+}
+
+
 Options = Mapping[str, Sequence[float]]
 USUAL: Options = {  # each option off in most rows, so that every pair of them occurs
     "temperature": (0.0, 0.3, 0.8, 1.0, 1.0, 1.6),
@@ -67,6 +105,16 @@ USUAL: Options = {  # each option off in most rows, so that every pair of them o
     "frequency_penalty": (0.0, 0.0, 0.0, 0.4),
     "repetition_penalty": (1.0, 1.0, 1.0, 1.2),
     "bias": (-100.0, -1.0, 2.0, 30.0),
+}
+EXTREME: Options = {
+    "temperature": (0.0, 1e-5, 0.001, 0.01, 0.3, 1.0, 1.0, 2.0),
+    "top_p": (1.0, 1.0, 0.9, 0.01, 1e-6, 0.0),
+    "top_k": (0, 0, 1, 20, 64, 3000),
+    "min_p": (0.0, 0.0, 0.05, 1.0),
+    "presence_penalty": (0.0, 0.0, -2.0),
+    "frequency_penalty": (0.0, 0.0, 2.0),
+    "repetition_penalty": (1.0, 1.0, 1.2, 10.0, 0.1),
+    "bias": (-100.0, 2.0, 100.0),
 }
 
 
@@ -87,17 +135,24 @@ def random_row(rng: np.random.Generator, vocab: int, options: Options = USUAL) -
     return RowSampling(params, int(rng.integers(0, 5000)), vocab, counts, prompt, allowed, int(rng.choice((0, 0, 8))))
 
 
+@cache
+def drawn(kind: str, vocab: int, padding: int, count: int) -> Drawn:
+    """Logits, rows, and what the reference makes of them wherever they are sampled."""
+    rng = np.random.default_rng(vocab)
+    logits = torch.from_numpy((LOGITS | HOSTILE)[kind](rng, (count, vocab + padding))).float()
+    rows = [random_row(rng, vocab, EXTREME if kind in HOSTILE else USUAL) for _ in range(count)]
+    return logits, rows, references(logits, rows)
+
+
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("kind", LOGITS)
 @pytest.mark.parametrize(("vocab", "padding"), [(257, 0), (2048, 0), (5000, 7)])
 def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding: int) -> None:
-    rng = np.random.default_rng(vocab)
     count = ROWS // (len(LOGITS) * 3)
-    logits = torch.from_numpy(LOGITS[kind](rng, (count, vocab + padding))).float()
-    rows = [random_row(rng, vocab) for _ in range(count)]
+    logits, rows, reference = drawn(kind, vocab, padding, count)
     sampler = BatchSampler()
-    found = sampler.sample(logits, rows)
-    for row, (one, expected) in enumerate(zip(found, references(logits, rows), strict=True)):
+    found = sampler.sample(logits.clone(), rows)
+    for row, (one, expected) in enumerate(zip(found, reference, strict=True)):
         assert one.token == expected.token, (row, rows[row])
         assert (one.top is None) == (expected.top is None)
         if one.top is not None and expected.top is not None:
@@ -106,6 +161,15 @@ def test_every_row_has_the_token_of_the_reference(kind: str, vocab: int, padding
                 assert one.top.ids.tolist() == expected.top.ids.tolist()
     limit = {"peaked": 0.05, "flat": 0.12}.get(kind, 1.0)  # a low top-p of a flat row keeps none of the best candidates
     assert sampler.referred <= limit * count, f"{sampler.referred} of {count} rows were left to the reference"
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_every_row_that_no_model_should_make_has_the_token_of_the_reference(kind: str) -> None:
+    for vocab in (5, 65, 257, 2048):
+        logits, rows, reference = drawn(kind, vocab, 0, 80)
+        for row, one, other in zip(rows, BatchSampler().sample(logits.clone(), rows), reference, strict=True):
+            assert one.token == other.token, (vocab, row)
 
 
 @pytest.mark.usefixtures("place")

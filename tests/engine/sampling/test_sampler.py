@@ -15,7 +15,7 @@ from paceline.core.sampling.sampler import HEAD_ERROR, RowSampling, SamplingPara
 from paceline.engine.base import SampleRequest
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler, evidence_heads
 from paceline.engine.sampling.workspace import answers_of
-from tests.engine.sampling.test_batch_sampler import LOGITS, USUAL, Draw, Options, random_row
+from tests.engine.sampling.test_batch_sampler import EXTREME, HOSTILE, LOGITS, USUAL, Draw, Options, random_row
 
 
 def random_request(
@@ -121,6 +121,24 @@ def test_heads_are_those_of_the_references_rows(kind: str, vocab: int, padding: 
                 assert ours.ids.tolist() == theirs.ids.tolist()
                 np.testing.assert_allclose(ours.probs, theirs.probs, rtol=HEAD_ERROR)
     assert heads > 20
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_every_row_that_no_model_should_make_has_the_token_and_a_head_of_the_reference(kind: str) -> None:
+    rng = np.random.default_rng(2)
+    for vocab in (5, 65, 257, 2048):
+        requests = [with_heads(random_request(rng, HOSTILE[kind], vocab, options=EXTREME)) for _ in range(8)]
+        for request, found in zip(requests, DeviceSampler()(requests), strict=True):
+            for row, one, other in zip(request.rows, found, request.by_reference(), strict=True):
+                assert one.token == other.token, (vocab, row)
+                head, truth = one.head, other.head
+                # In the last two kinds 0.01 % is less than float32 can tell.
+                if head is None or truth is None or kind in ("huge", "far_apart"):
+                    continue
+                _, at, there = np.intersect1d(head.dist.ids, truth.dist.ids, return_indices=True)
+                np.testing.assert_allclose(
+                    head.dist.probs[at], truth.dist.probs[there], rtol=2 * HEAD_ERROR, atol=1e-12, err_msg=str(row)
+                )
 
 
 def test_a_branch_with_many_evident_ids_loses_none() -> None:
