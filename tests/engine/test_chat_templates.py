@@ -219,31 +219,31 @@ def test_what_a_template_may_use_is_what_transformers_gives_it(name: str, contin
     assert ours == theirs
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_what_the_system_says_and_the_last_question_are_in_every_prompt(
-    name: str, messages: list[dict[str, str]]
-) -> None:
+def test_what_the_system_says_and_the_last_question_are_in_every_prompt(name: str) -> None:
     tokenizer, _ = both(name)
-    later = [messages[0], {"role": "user", "content": "Hm."}, {"role": "system", "content": "In French."}, QUESTION]
-    for asked in (messages, later, [*messages, SYSTEM]):
-        text = written(tokenizer, tokenizer.chat(asked))
-        said = [message["content"].strip() for message in asked if message["role"] == "system"]
-        assert QUESTION["content"] in text and all(content in text for content in said)
+    more = [{"role": "user", "content": "Hm."}, {"role": "system", "content": "In French."}, QUESTION]
+    for messages in CONVERSATIONS:
+        for asked in (messages, [messages[0], *more], [*messages, SYSTEM]):
+            text = written(tokenizer, tokenizer.chat(asked))
+            said = [message["content"].strip() for message in asked if message["role"] == "system"]
+            assert QUESTION["content"] in text and all(content in text for content in said), asked
 
 
-@pytest.mark.parametrize("messages", CONVERSATIONS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_every_turn_has_a_place_for_a_document_behind_one_beginning(name: str, messages: list[dict[str, str]]) -> None:
+def test_every_turn_has_a_place_for_a_document_behind_one_beginning(name: str) -> None:
     tokenizer, _ = both(name)
-    head, document, tail = tokenizer.document_prompt(messages, "It is </s> in aisle 4.")
-    assert document == tokenizer.encode("It is </s> in aisle 4.")
-    assert written(tokenizer, head).endswith(PREAMBLE) and written(tokenizer, tail).count(QUESTION["content"]) == 1
-    assert all(message["content"] in written(tokenizer, tail) for message in messages if message["role"] == "system")
-    # cached keys and values serve every question, and hold none
-    assert head == tokenizer.document_prompt([{"role": "user", "content": "Another one?"}], "Other text.")[0]
-    plain = tokenizer.chat(messages)
-    assert tail[-4:] == plain[-4:]
+    for messages in CONVERSATIONS:
+        head, document, tail = tokenizer.document_prompt(messages, "It is </s> in aisle 4.")
+        assert document == tokenizer.encode("It is </s> in aisle 4.")
+        assert written(tokenizer, head).endswith(PREAMBLE) and written(tokenizer, tail).count(QUESTION["content"]) == 1
+        assert all(
+            message["content"] in written(tokenizer, tail) for message in messages if message["role"] == "system"
+        )
+        # cached keys and values serve every question, and hold none
+        assert head == tokenizer.document_prompt([{"role": "user", "content": "Another one?"}], "Other text.")[0]
+        plain = tokenizer.chat(messages)
+        assert tail[-4:] == plain[-4:]
 
 
 @pytest.mark.parametrize("name", ["LAST_QUERY", "STRIPPED"])

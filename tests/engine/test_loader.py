@@ -124,9 +124,10 @@ def test_a_network_that_does_something_else_is_refused_in_one_sentence(tmp_path:
         assert len(str(refused.value)) < 300 and "causal language model" in str(refused.value)
 
 
+@pytest.mark.usefixtures("forks")
 def test_no_thread_of_openmp_outlives_a_load(checkpoint: Callable[[str], Path]) -> None:
     """With those of the engine's thread they would be more than the cores, and all would sleep between two kernels."""
-    subprocess.run([sys.executable, "-c", _COUNTS_THREADS, checkpoint("qwen2")], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", _COUNTS_THREADS, str(checkpoint("qwen2"))], check=True, timeout=60)
 
 
 _COUNTS_THREADS = """

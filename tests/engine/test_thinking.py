@@ -70,55 +70,52 @@ def divided(pieces: Sequence[str], thinking: Thinking | None) -> tuple[str, str,
     )
 
 
+THINKING = [
+    ("<think>\nTwo and two.\n</think>\n\nFour.", MAY, "Two and two.", "Four."),
+    ("\nTwo and two.\n</think>\n\nFour.", BEGUN, "Two and two.", "Four."),
+    (" \n<think></think>Four.", MAY, "", "Four."),
+    ("<think>a < b </thin b</think>c</think>d", MAY, "a < b </thin b", "c</think>d"),
+    ("<think>never ends </thi", MAY, "never ends </thi", ""),
+    (" Four. <think>Two</think>", MAY, "", " Four. <think>Two</think>"),
+    ("<thinking is hard>", MAY, "", "<thinking is hard>"),
+    ("<thi", MAY, "", "<thi"),
+    ("<think>Two</think> Four.", None, "", "<think>Two</think> Four."),
+    (f"Two{NEXT}<|channel|>final<|message|>Four.", Thinking(*CHANNELS, begun=True), "Two", "Four."),
+]
+CHANNELED = [
+    (f"<|channel|>analysis<|message|>Two\n{NEXT}<|channel|>final<|message|>Four.", "Two\n", "Four."),
+    ("<|channel|>final<|message|>Four.", "", "Four."),
+    ("Four.", "", "Four."),
+    ("<", "", "<"),
+    (f"\n{THINKS}Two{NEXT}<|channel|>final<|message|>Four.", "Two", "Four."),
+    ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", ""),
+    (f"<|channel|>analysis<|message|>Two{NEXT}<|channel|>fin", "Two", ""),
+    (f"<|channel|>analysis<|message|>Ask.{NEXT}{CALL}", "Ask.", CALL),
+    (f"<|channel|>commentary<|message|>I ask.{NEXT}{CALL}", "", "I ask." + CALL),
+    (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", CALL),
+    (
+        f'<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis to=functions.add code<|message|>{{"a": 1}}',
+        "A",
+        CALL,
+    ),
+    (
+        f"<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis<|message|>B{NEXT}<|channel|>final<|message|>C",
+        "A\nB",
+        "C",
+    ),
+    ("<|channel|>" + "a" * 300 + "<|message|>b", "", "<|channel|>" + "a" * 300 + "<|message|>b"),
+    ("<|channel|>" + "a" * 600, "", "<|channel|>" + "a" * 600),
+]
+
+
 @pytest.mark.parametrize(
     ("text", "thinking", "thought", "answer"),
-    [
-        ("<think>\nTwo and two.\n</think>\n\nFour.", MAY, "Two and two.", "Four."),
-        ("\nTwo and two.\n</think>\n\nFour.", BEGUN, "Two and two.", "Four."),
-        (" \n<think></think>Four.", MAY, "", "Four."),
-        ("<think>a < b </thin b</think>c</think>d", MAY, "a < b </thin b", "c</think>d"),
-        ("<think>never ends </thi", MAY, "never ends </thi", ""),
-        (" Four. <think>Two</think>", MAY, "", " Four. <think>Two</think>"),
-        ("<thinking is hard>", MAY, "", "<thinking is hard>"),
-        ("<thi", MAY, "", "<thi"),
-        ("<think>Two</think> Four.", None, "", "<think>Two</think> Four."),
-    ],
+    [*THINKING, *((text, IN_CHANNELS, thought, answer) for text, thought, answer in CHANNELED)],
 )
-def test_thinking_stands_before_the_answer(text: str, thinking: Thinking | None, thought: str, answer: str) -> None:
-    assert divided([text], thinking)[:2] == (thought, answer)
-    assert divided(list(text), thinking)[:2] == (thought, answer)
-
-
-@pytest.mark.parametrize(
-    ("text", "thought", "answer"),
-    [
-        (f"<|channel|>analysis<|message|>Two\n{NEXT}<|channel|>final<|message|>Four.", "Two\n", "Four."),
-        ("<|channel|>final<|message|>Four.", "", "Four."),
-        ("Four.", "", "Four."),
-        ("<", "", "<"),
-        (f"\n{THINKS}Two{NEXT}<|channel|>final<|message|>Four.", "Two", "Four."),
-        ("<|channel|>analysis<|message|>never ends <|en", "never ends <|en", ""),
-        (f"<|channel|>analysis<|message|>Two{NEXT}<|channel|>fin", "Two", ""),
-        (f"<|channel|>analysis<|message|>Ask.{NEXT}{CALL}", "Ask.", CALL),
-        (f"<|channel|>commentary<|message|>I ask.{NEXT}{CALL}", "", "I ask." + CALL),
-        (' to=functions.add<|channel|>commentary json<|message|>{"a": 1}', "", CALL),
-        (
-            f'<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis to=functions.add code<|message|>{{"a": 1}}',
-            "A",
-            CALL,
-        ),
-        (
-            f"<|channel|>analysis<|message|>A{NEXT}<|channel|>analysis<|message|>B{NEXT}<|channel|>final<|message|>C",
-            "A\nB",
-            "C",
-        ),
-        ("<|channel|>" + "a" * 300 + "<|message|>b", "", "<|channel|>" + "a" * 300 + "<|message|>b"),
-        ("<|channel|>" + "a" * 600, "", "<|channel|>" + "a" * 600),
-    ],
-)
-def test_channels_say_what_is_thought_said_and_called(text: str, thought: str, answer: str) -> None:
-    assert divided([text], IN_CHANNELS)[:2] == (thought, answer)
-    assert divided(list(text), IN_CHANNELS)[:2] == (thought, answer)
+def test_thinking_and_calls_stand_before_the_answer(
+    text: str, thinking: Thinking | None, thought: str, answer: str
+) -> None:
+    assert divided([text], thinking)[:2] == divided(list(text), thinking)[:2] == (thought, answer)
 
 
 MESSAGES = [
@@ -228,12 +225,10 @@ def test_a_form_in_channels_stands_in_the_last() -> None:
         assert not says or end not in follow(mask, [*after, *final, *b'"n'])
 
 
-def test_thinking_that_a_prompt_begins_in_channels_is_thinking() -> None:
-    text = f"Two{NEXT}<|channel|>final<|message|>Four."
-    assert divided(list(text), Thinking(*CHANNELS, begun=True))[:2] == ("Two", "Four.")
-
-
-def test_a_template_in_channels_says_so() -> None:
+def test_a_template_says_whether_a_model_thinks_and_how() -> None:
+    assert marks_of("{{ content.split('</think>')[-1] }}") == MARKS
+    assert marks_of("[THINK]{{ thinking }}[/THINK]") == ("[THINK]", "[/THINK]")
+    assert marks_of("<|im_start|>{{ message.content }}<|im_end|>") is None
     shown = "{{ '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
     assert (marks_of(shown), format_of(shown).name) == (CHANNELS, "harmony")
     prompt = "<|start|>user<|message|>2 + 2?<|end|><|start|>assistant"
@@ -256,9 +251,3 @@ def test_a_template_in_channels_says_so() -> None:
 )
 def test_a_prompt_says_whether_thinking_has_begun(prompt: str, begun: str, found: Thinking | None) -> None:
     assert thinking_after(prompt, MARKS, begun, None) == found
-
-
-def test_a_template_says_whether_a_model_thinks() -> None:
-    assert marks_of("{{ content.split('</think>')[-1] }}") == MARKS
-    assert marks_of("[THINK]{{ thinking }}[/THINK]") == ("[THINK]", "[/THINK]")
-    assert marks_of("<|im_start|>{{ message.content }}<|im_end|>") is None
