@@ -175,6 +175,13 @@ class OtherModel:
         return 128
 
 
+def made_of(model: type[OtherModel], hub: Callable[[object], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("sentence_transformers")
+    package.SentenceTransformer = model  # type: ignore[attr-defined]  # a module made for these tests
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
+    monkeypatch.setattr(download, "remote_size", hub)
+
+
 def unreachable(_: object) -> int:
     raise download.Unreachable("the hub cannot be reached")
 
@@ -195,19 +202,13 @@ def test_without_a_network_the_package_looks_on_this_machine_alone(
             asked.append(local_files_only)
             super().__init__(name, local_files_only=local_files_only, **other)
 
-    package = ModuleType("sentence_transformers")
-    package.SentenceTransformer = Model  # type: ignore[attr-defined]  # a module made for this test
-    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
-    monkeypatch.setattr(download, "remote_size", hub)
+    made_of(Model, hub, monkeypatch)
     assert load_embedder("short-name").name == "short-name"
     assert asked == [is_local]
 
 
 def test_any_other_name_is_a_sentence_transformers_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = ModuleType("sentence_transformers")
-    package.SentenceTransformer = OtherModel  # type: ignore[attr-defined]  # a module made for this test
-    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
-    monkeypatch.setattr(download, "remote_size", lambda _: 1)
+    made_of(OtherModel, lambda _: 1, monkeypatch)
     embedder = load_embedder("some/model")
     assert (embedder.name, embedder.dimensions) == ("some/model", 2)
     assert (embedder.served_name, embedder.max_tokens) == ("some/model", 128)
