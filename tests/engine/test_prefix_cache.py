@@ -33,21 +33,24 @@ CACHING = ["fake", "paged-llama"]
 SUBJECTS = [*CACHING, "hf-llama", "recompute-llama"]
 
 
+def begun(engine: Engine, seq: SeqId, tokens: list[int], salt: str, stored: KvPrefix | None = None) -> int:
+    """Rows with which a prompt begins; what follows continues like a fresh prefill."""
+    rows = engine.begin(seq, tokens, salt, stored)
+    assert engine.length(seq) == rows
+    assert_same(extend(engine, seq, tokens[rows:])[-1:], scratch(engine, tokens)[-1:])
+    engine.check()
+    return rows
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_what_begins_with_cached_rows_continues_like_a_fresh_prefill(
     subject: str, load: Callable[[str], Engine]
 ) -> None:
     engine = load(subject)
     with sequences(engine, 2) as (first, second):
-        assert engine.begin(first, TEXT[:70], "owner") == 0
-        extend(engine, first, TEXT[:70])
-        rows = engine.begin(second, TEXT[:50] + TEXT[60:80], "owner")
-        assert rows == (50 if subject in CACHING else 0)
-        assert engine.length(second) == rows
-        whole = TEXT[:50] + TEXT[60:80]
-        assert_same(extend(engine, second, whole[rows:])[-1:], scratch(engine, whole)[-1:])
+        assert begun(engine, first, TEXT[:70], "owner") == 0
+        assert begun(engine, second, TEXT[:50] + TEXT[60:80], "owner") == (50 if subject in CACHING else 0)
         assert_same(extend(engine, first, TEXT[70:73])[-1:], scratch(engine, TEXT[:73])[-1:])
-        engine.check()
 
 
 @pytest.mark.parametrize("subject", CACHING)
@@ -56,41 +59,28 @@ def test_rows_stay_cached_after_the_end_and_a_prune_to_drafts_is_part_of_them(
 ) -> None:
     engine = load(subject)
     with sequences(engine) as (seq,):
-        engine.begin(seq, TEXT[:40], "turns")
-        extend(engine, seq, TEXT[:40])
+        begun(engine, seq, TEXT[:40], "turns")
         extend(engine, seq, [7, *TEXT[40:56]], parents=[-1, -1, *range(1, 16)])
         engine.prune(seq, range(1, 17))
         engine.check()
     with sequences(engine) as (seq,):
-        rows = engine.begin(seq, TEXT[:70], "turns")
-        assert rows == 56
-        assert_same(extend(engine, seq, TEXT[rows:70])[-1:], scratch(engine, TEXT[:70])[-1:])
+        assert begun(engine, seq, TEXT[:70], "turns") == 56
 
 
 @pytest.mark.parametrize("subject", CACHING)
-def test_the_last_token_is_always_left_to_compute_and_an_open_tree_is_never_shared(
+def test_the_last_token_is_always_left_to_compute_and_an_open_tree_or_another_salts_rows_are_never_shared(
     subject: str, load: Callable[[str], Engine]
 ) -> None:
     engine = load(subject)
-    with sequences(engine, 3) as (first, again, other):
-        engine.begin(first, TEXT[:32], "ends")
-        extend(engine, first, TEXT[:32])
+    with sequences(engine, 4) as (first, again, other, third):
+        begun(engine, first, TEXT[:32], "ends")
+        with pytest.raises(EngineError, match="exists already"):
+            engine.begin(first, TEXT, "ends")
         assert engine.begin(again, TEXT[:32], "ends") == 31
         extend(engine, first, TEXT[32:64], parents=list(range(-1, 31)))
         assert engine.begin(other, TEXT[:64], "ends") == 32
+        assert engine.begin(third, TEXT[:64], "another") == 0
         engine.check()
-
-
-@pytest.mark.parametrize("subject", CACHING)
-def test_another_salt_shares_nothing(subject: str, load: Callable[[str], Engine]) -> None:
-    engine = load(subject)
-    with sequences(engine, 3) as (first, second, third):
-        engine.begin(first, TEXT, "one")
-        extend(engine, first, TEXT)
-        assert engine.begin(second, TEXT, "two") == 0
-        with pytest.raises(EngineError, match="exists already"):
-            engine.begin(first, TEXT, "one")
-        assert engine.begin(third, TEXT, "one") > 0
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
@@ -102,24 +92,19 @@ def test_stored_rows_are_imported_where_they_are_longer_than_what_is_cached(
         extend(engine, seq, TEXT[:40])
         stored = engine.export_kv(seq, TEXT[:40])
     with sequences(engine, 2) as (first, second):
-        assert engine.begin(first, TEXT[:50], "stored", stored) == 40
-        assert_same(extend(engine, first, TEXT[40:50])[-1:], scratch(engine, TEXT[:50])[-1:])
+        assert begun(engine, first, TEXT[:50], "stored", stored) == 40
         rows = engine.begin(second, TEXT[:60], "stored", stored)
         assert rows == {"fake": 50, "paged": 48}.get(subject.split("-")[0], 40), "the first one's, unless fewer"
-        engine.check()
 
 
 @pytest.mark.parametrize("subject", CACHING)
 def test_a_conversation_goes_on_from_its_last_row_and_another_end_of_it_from_where_they_part(
     subject: str, load: Callable[[str], Engine]
 ) -> None:
-    engine = load(subject)
     turns = [TEXT[:37], TEXT[:37] + TEXT[50:83], TEXT[:37] + TEXT[50:60] + TEXT[:20]]
     for turn, known in zip((*turns, turns[1]), (0, 37, 47, len(turns[1]) - 1), strict=True):
-        with sequences(engine) as (seq,):
-            assert engine.begin(seq, turn, "talk") == known
-            assert_same(extend(engine, seq, turn[known:])[-1:], scratch(engine, turn)[-1:])
-            engine.check()
+        with sequences(load(subject)) as (seq,):
+            assert begun(load(subject), seq, turn, "talk") == known
 
 
 def test_cached_rows_make_room_where_memory_is_short(checkpoint: Callable[[str], Path]) -> None:
