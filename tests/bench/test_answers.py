@@ -10,7 +10,7 @@ from bench.report import Options
 
 
 def test_both_sides_answer_what_neither_answers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "FEW", 3)
+    monkeypatch.setattr(answers, "FEW", 2)
     report = answers.run(Options(quick=True))
     right = {(row["questions"], row["way"]): float(str(row["right"])) for row in report.rows}
     assert {way for _, way in right} == set(WAYS) - {ONE_CONTEXT[1]}, "both sides have the same model"

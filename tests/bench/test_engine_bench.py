@@ -26,8 +26,7 @@ def test_the_engine_bench_measures_all_sides_at_all_rows() -> None:
         for key in ("transformers_ms", "paged_ms", "times_faster", "weights_gb_per_s", "copy_gb_per_s"):
             value = row[key]
             assert isinstance(value, float) and value > 0
-    targets = {claim.name: (claim.target, claim.better) for claim in report.claims}
-    assert targets == {"engine.vs_transformers": (1.6, "higher"), "engine.rows16_vs_row1": (1.3, "lower")}
+    assert {claim.name for claim in report.claims} == {"engine.vs_transformers", "engine.rows16_vs_row1"}
     assert set(report.to_json()) == {"bench", "commit", "conditions", "rows", "claims"}
 
 
@@ -49,8 +48,4 @@ def test_a_gpus_step_is_measured_by_the_same_code_on_a_cpu() -> None:
         for key in ("step_ms", "forward_ms", "limit_ms", "over_limit", "read_gb_per_s"):
             value = row[key]
             assert isinstance(value, float) and value > 0
-    assert {claim.name: claim.target for claim in claims} == {
-        "engine.gpu_step_1_over_limit": 1.5,
-        "engine.gpu_step_6_over_limit": 2.0,
-        "engine.gpu_vocabulary_rows_to_host": 0,
-    }
+    assert [claim.target for claim in claims] == [1.5, 2.0, 0], "of each number of sequences, and of rows to the host"

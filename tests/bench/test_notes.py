@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lab.training
+from bench import two_sided
 from bench.notes import SET, TUNING, Question, is_right, load
 from paceline.engine.reader.answer import FIRST, JOINTS, NOTHING, NOTHING_OF_SEVERAL
 
@@ -66,3 +67,19 @@ def test_an_answer_is_right_if_it_holds_each_fact_or_says_that_there_is_none(
 ) -> None:
     answers = (("9",), ("blue", "azure")) if kind == "two" else ()
     assert is_right(Question(kind, "dev", "?", (), answers), given) == right
+
+
+TWO_SIDED = two_sided.Question("When?", ("10th century", "no"), {}, is_exact=False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("In the 10th Century.", True),
+        ("No.", True),
+        ("Normandy, in the north", False),
+        ("the 10th-century duke", False),
+    ],
+)
+def test_a_real_answer_is_right_if_it_holds_the_expected_words(answer: str, expected: bool) -> None:
+    assert two_sided.is_correct(TWO_SIDED, answer) == expected
