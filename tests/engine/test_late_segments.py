@@ -16,7 +16,7 @@ from paceline.errors import EngineError
 from tests.engine.late_segments import Sender
 from tests.engine.trials import assert_same, extend, scratch, sequences
 
-SUBJECTS = ["fake", "hf-llama", "paged-mistral", "tiled-llama", "recompute-llama", "stages-llama"]
+SUBJECTS = ["hf-llama", "paged-mistral", "tiled-llama", "recompute-llama", "stages-llama"]
 
 
 def play(engine: Engine, seq: SeqId, random: Random, moves: int) -> None:
