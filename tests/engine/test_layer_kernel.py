@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -32,6 +33,7 @@ from paceline.engine.weights import FloatRows, Scratch, StoredLinear
 from tests.engine.checkpoints import sizeable
 from tests.engine.conftest import load_stored
 from tests.engine.paged.attention_cases import Kind, case
+from tests.engine.paged.test_attention import attend
 from tests.engine.trials import assert_same, scratch, sequences
 from tests.kernels import built
 
@@ -179,12 +181,10 @@ def test_threads_that_share_a_long_sequence_change_no_bit(
     sizes = {"heads": 14, "kv_heads": 2, "dim": 40, "value_dim": 24, "window": window, "softcap": 20.0}
     for seed in range(3):
         given_case = case(kinds, seed, **sizes, longest=1500, dtype=dtype)  # type: ignore[arg-type]
-        backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 14))
-        tensors = given_case.query, given_case.key, given_case.value, given_case.params
         found: list[Tensor] = []
         for threads in (1, 8):
-            with computing(threads), torch.inference_mode():
-                found.append(backend.prepare(given_case.flat).attending.attend(0, *tensors).clone())
+            with computing(threads):
+                found.append(attend("c", given_case))
         assert torch.equal(*found)
         expected = given_case.expected()
         torch.testing.assert_close(
@@ -199,12 +199,7 @@ def test_scores_that_are_below_every_number_weigh_nothing() -> None:
     blocks = torch.from_numpy(given_case.flat.segments[0].blocks)
     given_case.query.fill_(1.0)
     keys[(blocks[:16, None] * 16 + torch.arange(16)).ravel()] = -torch.inf
-    backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 4))
-    with torch.inference_mode():
-        found = backend.prepare(given_case.flat).attending.attend(
-            0, given_case.query, given_case.key, given_case.value, given_case.params
-        )
-    assert len(blocks) > 17 and found.isfinite().all()
+    assert len(blocks) > 17 and attend("c", given_case).isfinite().all()
 
 
 LONG = 280  # more columns than the kernel attends to at a time
@@ -289,13 +284,10 @@ def test_without_the_kernel_torch_computes_the_same(
 
 def test_what_is_no_number_stays_visible() -> None:
     given_case = case(["decode", "prompt"], 3, heads=4, kv_heads=2, dim=16)
-    backend = make_attention("c", given_case.storage, ModelAttention([given_case.params], 4))
     for value in (torch.nan, torch.inf):
         query = given_case.query.clone()
         query[0] = value
-        step = backend.prepare(given_case.flat)
-        with torch.inference_mode():
-            found = step.attending.attend(0, query, given_case.key, given_case.value, given_case.params)
+        found = attend("c", replace(given_case, query=query))
         assert found[0].isnan().any() and found[1:].isfinite().all()
 
 

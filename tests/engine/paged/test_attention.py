@@ -48,7 +48,6 @@ from tests.engine.trials import extend, sequences
 
 MIXED: list[Kind] = ["decode", "prompt", "tree", "decode", "part", "chain", "prompt", "part", "decode"]
 SHAPES = {
-    "grouped": {"heads": 4, "kv_heads": 2},
     "qwen2.5-7b's heads": {"heads": 14, "kv_heads": 2, "dim": 128},
     "one head of K and V": {"heads": 24, "kv_heads": 1, "dim": 64},
     "every head its own": {"heads": 3, "kv_heads": 3, "dim": 64},
