@@ -36,10 +36,6 @@ def test_recommended_settings_are_read(tmp_path: Path, config: dict[str, object]
     assert read(tmp_path, json.dumps(config)) == expected
 
 
-def test_a_model_without_the_file_recommends_nothing(tmp_path: Path) -> None:
-    assert sampling_defaults(tmp_path) == NO_DEFAULTS
-
-
 @pytest.mark.parametrize(
     "config",
     ['{"temperature": 7}', '{"temperature": NaN}', '{"temperature": true}', '{"top_k": 2.5}', "[1]", "not JSON"],
@@ -50,7 +46,8 @@ def test_invalid_values_are_ignored(tmp_path: Path, config: str, caplog: pytest.
     assert caplog.text or config == "[1]"
 
 
-def test_the_demo_pair_is_greedy() -> None:
+def test_the_demo_pair_is_greedy_and_a_model_without_the_file_recommends_nothing(tmp_path: Path) -> None:
+    assert sampling_defaults(tmp_path) == NO_DEFAULTS
     assert sampling_defaults(DEVICE) == sampling_defaults(CLOUD) == SamplingDefaults(temperature=0.0)
 
 

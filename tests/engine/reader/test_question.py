@@ -26,17 +26,16 @@ from paceline.models import SAMPLES
         ("When do the library and my gym close?", ("When does the library close?", "When does my gym close?")),
         ("Tell me the code of the gate and the price of a stall.", ("Tell me the code of the gate?",
                                                                    "Tell me the price of a stall?")),
+        ("Who sells bread and butter?", ("Who sells bread and butter?",)),
+        ("What did Anna and Ben order?", ("What did Anna and Ben order?",)),
         ("When does the ferry leave and how much does it cost?", ("When does the ferry leave?",
                                                                 "How much does the ferry cost?")),
     ],
 )  # fmt: skip
-def test_a_question_is_cut_where_it_asks_for_something_else(message: str, parts: tuple[str, ...]) -> None:
+def test_a_question_is_cut_where_it_asks_for_something_else_and_there_alone(
+    message: str, parts: tuple[str, ...]
+) -> None:
     assert parts_of(message) == parts
-
-
-@pytest.mark.parametrize("message", ["Who sells bread and butter?", "What did Anna and Ben order?"])
-def test_things_that_belong_together_stay_together(message: str) -> None:
-    assert len(parts_of(message)) == 1
 
 
 def test_what_stands_before_a_question_is_not_asked() -> None:
@@ -52,31 +51,15 @@ def test_any_message_has_at_least_one_part_and_at_most_three(message: str) -> No
     assert 1 <= len(parts_of(message)) <= 3
 
 
-@pytest.mark.parametrize(
-    "message", ["Hello", "-p hi", "Hi there, how are you?", "Guten Tag!", "ok, thanks", "what can you do?", "help"]
-)
-def test_a_greeting_is_answered_with_what_it_can_and_questions_that_work(message: str) -> None:
-    assert own_answer(message, "") == (f"{ABILITIES}.", {"answer": f"{ABILITIES}."})
-    for sample in json.loads((SAMPLES / "questions.json").read_text("utf-8")):
-        assert sample["question"] in ABILITIES
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
+OWN: dict[str | None, tuple[str, ...]] = {
+    ABILITIES: ("Hello", "-p hi", "Hi there, how are you?", "Guten Tag!", "ok, thanks", "what can you do?", "help"),
+    CANNOT: (
         "Summarise the lease.",
         "Could you translate this?",
         "Give me a summary of the lease",
         "Can you write an e-mail to my landlord?",
-    ],
-)
-def test_a_wish_that_it_cannot_fulfil_is_answered_so(message: str) -> None:
-    assert own_answer(message, "") == (f"{CANNOT}.", {"answer": f"{CANNOT}."})
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
+    ),
+    None: (
         "Hello, when does the library open?",
         "Thanks to whom was it built?",
         "",
@@ -85,10 +68,20 @@ def test_a_wish_that_it_cannot_fulfil_is_answered_so(message: str) -> None:
         "What can dogs do on board?",
         "Write down the code.",
         "a" * 5000,
-    ],
-)
-def test_a_question_is_none_of_these(message: str) -> None:
-    assert own_answer(message, "") is None
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "said"), [(message, said) for said, some in OWN.items() for message in some])
+def test_a_greeting_and_a_wish_that_it_cannot_fulfil_are_answered_so_and_no_question(
+    message: str, said: str | None
+) -> None:
+    assert own_answer(message, "") == (None if said is None else (f"{said}.", {"answer": f"{said}."}))
+
+
+def test_what_it_can_is_told_with_questions_that_work() -> None:
+    for sample in json.loads((SAMPLES / "questions.json").read_text("utf-8")):
+        assert sample["question"] in ABILITIES
 
 
 CONVERSATION = "USER: When does the Harbour Library of Tarnwick open?\nASSISTANT: 8:30 in the morning."
@@ -129,14 +122,9 @@ def test_follow_ups_are_questions_about_the_same() -> None:
     assert len(found) == 3 and all("Harbour Library of Tarnwick" in each for each in found)
 
 
-@pytest.mark.parametrize(
-    "message",
-    ["Wann öffnet die Bibliothek?", "Quand ouvre la bibliothèque ?", "¿Cuándo abre?", "図書館はいつ開きますか"],
-)
-def test_another_language_is_told_by_its_small_words_or_letters(message: str) -> None:
-    assert is_foreign(message)
+FOREIGN = "Wann öffnet die Bibliothek?", "Quand ouvre la bibliothèque ?", "¿Cuándo abre?", "図書館はいつ開きますか"
 
 
-@pytest.mark.parametrize("message", ["Where is Le Monde?", "wifi password?", "Who is Jürgen Weiß?", ""])
-def test_names_make_no_other_language(message: str) -> None:
-    assert not is_foreign(message)
+@pytest.mark.parametrize("message", [*FOREIGN, "Where is Le Monde?", "wifi password?", "Who is Jürgen Weiß?", ""])
+def test_another_language_is_told_by_its_small_words_or_letters_and_names_make_none(message: str) -> None:
+    assert is_foreign(message) is (message in FOREIGN)

@@ -27,18 +27,10 @@ PUBLIC = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("address", NOT_PUBLIC)
-def test_an_address_that_is_not_public_is_told(address: str) -> None:
+@pytest.mark.parametrize("address", [*NOT_PUBLIC, *PUBLIC])
+def test_an_address_that_is_public_is_told_from_one_that_is_not(address: str) -> None:
     parsed = parsed_address(address)
-    assert parsed is not None
-    assert not is_public(parsed)
-
-
-@pytest.mark.parametrize("address", PUBLIC)
-def test_a_public_address_is_told(address: str) -> None:
-    parsed = parsed_address(address)
-    assert parsed is not None
-    assert is_public(parsed)
+    assert parsed is not None and is_public(parsed) is (address in PUBLIC)
 
 
 @example(ipaddress.IPv6Address("::ffff:10.0.0.1"))
