@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,10 +12,12 @@ import pytest
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.engine.base import LoadedModel
-from paceline.engine.fake import ByteTokenizer, FakeEngine
+from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.node import Node
+from paceline.runtime.resources import NodeParts
+from paceline.strategies.base import Side
 from tests.api.scripted import client_of, running
 
 MAX_POSITIONS = 1024
@@ -31,6 +33,19 @@ def serving_node(directory: Path, engine: FakeEngine | None = None) -> Iterator[
             yield url, engine
     engine.check()
     assert not engine._rows, "rows were not released"
+
+
+@contextmanager
+def serving_documents(
+    directory: Path, texts: Mapping[str, str], *keys: str, side: Side = "cloud", parts: NodeParts | None = None
+) -> Iterator[str]:
+    """The URL of a side whose documents these are, by their names. keys: without, none is asked for."""
+    with DocumentStore.open(directory, HashEmbedder()) as store:
+        for name, text in texts.items():
+            store.add_text(name, text, zone=side)
+        node = Node(side, fake_model(), store, parts or NodeParts())
+        with running(create_app(node, keyring=Keyring(dict.fromkeys(keys))), node) as url:
+            yield url
 
 
 @pytest.fixture

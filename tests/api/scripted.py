@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, M
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import TypeVar, cast
+from urllib.parse import urlsplit
 
 import httpx
 from fastapi import FastAPI
@@ -258,6 +259,17 @@ def client_of(url: str, key: str | None = None) -> httpx.Client:
     """A client without certificates, which would take longer to load than most tests."""
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     return httpx.Client(base_url=url, headers=headers, timeout=WAIT, verify=False)
+
+
+def connected(url: str) -> socket.socket:
+    """A connection to a server, for what no client would send."""
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname or "", address.port or 0), WAIT)
+
+
+def heard(connection: socket.socket) -> bytes:
+    """All that comes until the connection is closed."""
+    return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
 def request(

@@ -15,16 +15,11 @@ from typer.testing import CliRunner, Result
 from client.commands import AGENT, register
 from client.conversation import Conversation
 from client.dialogue import Screen
-from paceline.api.app import create_app
-from paceline.api.http.auth import Keyring
 from paceline.api.http.server import listen, url_of
-from paceline.engine.fake import fake_model
 from paceline.errors import EngineError, PacelineError
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.node import Node
 from paceline.runtime.service import Citation, TextDelta
-from tests.api.scripted import Script, ScriptedService, answering, done, running, serving
+from tests.api.real import serving_documents
+from tests.api.scripted import Script, ScriptedService, answering, done, serving
 
 
 def invoked(*arguments: str, input: str | None = None) -> Result:
@@ -66,6 +61,8 @@ def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str
     assert result.exit_code == 1 and result.stderr.count("Out of memory.") == 2
     assert result.stdout == "Half\nHalf\n"
     assert len(service.requests[1].prompt.messages) == 1
+    alone = chat("Hi", "--url", url)
+    assert alone.stdout == "Half\n" and "Out of memory." in sentence(alone)
 
 
 def test_sources_and_a_lost_side_are_shown(url: str, service: ScriptedService) -> None:
@@ -91,11 +88,8 @@ def test_a_source_is_read_by_its_number(url: str, service: ScriptedService) -> N
 
 
 def test_the_documents_that_can_be_read_are_listed(tmp_path: Path) -> None:
-    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
-        store.add_text("museum.md", "# Museum\n\nThe museum opens at nine every day.", zone="cloud")
-        node = Node("cloud", fake_model(), store)
-        with running(create_app(node, keyring=Keyring({})), node) as url:
-            said = chat("--url", url, input="/docs\n").stdout
+    with serving_documents(tmp_path, {"museum.md": "# Museum\n\nThe museum opens at nine every day."}) as url:
+        said = chat("--url", url, input="/docs\n").stdout
     assert said.splitlines() == ["museum.md  When does the museum open?", "documents listed: 1 (cloud)"]
 
 
@@ -139,21 +133,12 @@ def test_without_a_server_the_error_names_the_command_to_start_one() -> None:
     assert "--url" in sentence(chat("Hi", "--url", "http://["))
 
 
-def test_a_refusal_is_the_servers_sentence(url: str) -> None:
+def test_a_refusal_is_the_servers_sentence_and_a_missing_key_is_asked_for(url: str) -> None:
     assert "gpt-4o" in sentence(chat("Hi", "--url", url, "--model", "gpt-4o"))
     assert "strategy" in sentence(chat("Hi", "--url", url, "--strategy", "telepathy"))
-
-
-def test_a_missing_key_is_asked_for() -> None:
     with serving(ScriptedService(), {"right": None}) as url:
         assert "--key" in sentence(chat("Hi", "--url", url))
         assert chat("Hi", "--url", url, "--key", "right").stdout == "Hello there.\n"
-
-
-def test_a_failure_in_mid_answer_ends_the_line_and_is_shown(url: str, service: ScriptedService) -> None:
-    service.script = Script([TextDelta("Half", 1), EngineError("Out of memory.")])
-    result = chat("Hi", "--url", url)
-    assert result.stdout == "Half\n" and "Out of memory." in sentence(result)
 
 
 def test_a_truncated_stream_is_not_taken_for_a_whole_one() -> None:
@@ -187,11 +172,8 @@ def test_json_is_what_came_also_where_this_release_cannot_read_it(monkeypatch: p
     assert result.exit_code == 0 and json.loads(result.stdout) == {"proven": 3}
 
 
-def test_an_address_that_is_none_is_said_to_be_none() -> None:
-    for url in ("ftp://example.org", "http://[::1", "localhost:8000", "http:/x"):
-        assert "is no address: give one such as" in sentence(chat("--url", url, "Who?"))
-
-
-def test_what_cannot_be_a_key_is_not_sent(url: str) -> None:
+def test_an_address_and_a_key_that_are_none_are_said_to_be_none(url: str) -> None:
     for key in ("schlüssel", "a\x1bb"):
         assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))
+    for url in ("ftp://example.org", "http://[::1", "localhost:8000", "http:/x"):
+        assert "is no address: give one such as" in sentence(chat("--url", url, "Who?"))

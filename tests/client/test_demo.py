@@ -7,11 +7,9 @@ import json
 import shlex
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from client.dialogue import Screen
 from paceline import models
 from paceline.commands.demo import Child, free_port
 from paceline.errors import ConfigError, PacelineError
+from tests.stand_ins import Handler, serving
 
 QUESTION = DemoQuestion("When?", ("nine",), ("cloud",))
 BOTH = DemoQuestion("Who, and when?", ("Ada", "at nine"), ("cloud", "device"))
@@ -132,20 +131,18 @@ def test_the_samples_have_one_question_for_each_side_and_one_for_both(tmp_path: 
             load_questions(tmp_path / "questions.json")
 
 
-class Slow(BaseHTTPRequestHandler):
+class Slow(Handler):
     """A server that is at work for long before its first token, and says so; `ends`: not even that any more."""
 
     ends = False
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
+    def get(self) -> None:
+        self.answer(json.dumps({"object": "list", "data": [{"id": "demo"}]}).encode(), "application/json")
 
-    def do_GET(self) -> None:
-        self._send("application/json", json.dumps({"object": "list", "data": [{"id": "demo"}]}).encode())
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
-        self._send("text/event-stream", b"")
+    def post(self, _: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
         for _ in range(4):
             time.sleep(0.3)
             self.wfile.write(b": ping\n\n")
@@ -156,12 +153,6 @@ class Slow(BaseHTTPRequestHandler):
         chunk = {"id": "c", "choices": [{"index": 0, "delta": {"content": "at nine"}}]}
         self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\ndata: [DONE]\n\n")
 
-    def _send(self, kind: str, content: bytes) -> None:
-        self.send_response(200)
-        self.send_header("content-type", kind)
-        self.end_headers()
-        self.wfile.write(content)
-
 
 @pytest.mark.parametrize("ends", [False, True], ids=["an answer at last", "no answer"])
 def test_a_slow_machine_is_waited_for_and_named_and_is_no_fault_of_an_answer(
@@ -169,17 +160,8 @@ def test_a_slow_machine_is_waited_for_and_named_and_is_no_fault_of_an_answer(
 ) -> None:
     monkeypatch.setattr(demo, "SILENCE_S", 1.0)  # less than the whole wait, more than between two signs of life
     monkeypatch.setattr(demo, "FIRST_TOKEN_S", 1.0)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Slower", (Slow,), {"ends": ends}))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        slow = replace(child, url=f"http://127.0.0.1:{server.server_port}")
-        assert demo.put(screen, slow, QUESTION, check=False) is ends
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(type("Slower", (Slow,), {"ends": ends})) as url:
+        assert demo.put(screen, replace(child, url=url), QUESTION, check=False) is ends
     told = shown.getvalue()
     assert "FAIL" not in told
     if ends:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from typer.testing import Result
@@ -16,6 +14,8 @@ from paceline.api.http.server import listen, url_of
 from paceline.errors import PacelineError
 from tests.api.scripted import ScriptedService, client_of, serving
 from tests.client.test_conversation import invoked
+from tests.stand_ins import Handler
+from tests.stand_ins import serving as serving_with
 
 
 def status(*arguments: str) -> Result:
@@ -134,32 +134,16 @@ CLEAR = "\x1b[2J\x9b31m\x07"
 def answering(status: object, events: list[str]) -> Iterator[str]:
     """The URL of a server that gives this status, and these events to each question."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(json.dumps({"data": [{"id": f"m{CLEAR}"}]} if "models" in self.path else status), "json")
+    class Scripted(Handler):
+        def get(self) -> None:
+            told = {"data": [{"id": f"m{CLEAR}"}]} if "models" in self.path else status
+            self.answer(json.dumps(told).encode(), "text/json")
 
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._send("".join(f"data: {event}\n\n" for event in events), "event-stream")
+        def post(self, _: bytes) -> None:
+            self.answer("".join(f"data: {event}\n\n" for event in events).encode(), "text/event-stream")
 
-        def _send(self, body: str, kind: str) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", f"text/{kind}")
-            self.send_header("Content-Length", str(len(body.encode())))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving_with(Scripted) as url:
+        yield url
 
 
 def shown(*arguments: str) -> str:

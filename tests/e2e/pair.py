@@ -109,6 +109,19 @@ def started(
     return child
 
 
+def joined(
+    children: Children, name: str, cloud: str, *flags: str, state: Path | None = None, of: tuple[str, ...] = ()
+) -> Child:
+    """`paceline agent`, linked, with a code of its server's. of: flags of the command that makes the code."""
+    code = children.directory / f"{name}.code"
+    code.touch(mode=0o600)
+    code.write_text(children.run(command("devices", "add", name, *of)))
+    given = ("--cloud", cloud, "--device", name, "--code-file", str(code))
+    child = started(children, name, "agent", *given, *flags, state=state)
+    children.wait(lambda said: all(said) and said[-1] is not None and bool(said[-1]["linked"]))
+    return child
+
+
 class Server:
     """`paceline serve`, or `agent`, with its own documents, and the commands and requests of its users."""
 

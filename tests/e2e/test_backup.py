@@ -10,7 +10,7 @@ from pathlib import Path
 from openai import OpenAI
 
 from paceline.commands.demo import Children, command
-from tests.e2e.pair import started
+from tests.e2e.pair import joined, started
 from tests.postgres import move
 
 FLAGS = ("--embedder", "hash")
@@ -42,12 +42,8 @@ def test_both_sides_come_back_from_their_archives(tmp_path: Path) -> None:
             where = ("--side", side, "--state-dir", str(state), "--embedder", "hash")
             children.run(command("docs", "add", str(tmp_path / f"{side}.md"), *where))
         key = json.loads(children.run(command("keys", "create", "k", "--json", "--state-dir", str(cloud))))["key"]
-        code = json.loads(children.run(command("devices", "add", "d", "--json", "--state-dir", str(cloud))))["code"]
         server = started(children, "server", "serve", *FLAGS, state=cloud).url
-        (tmp_path / "code").write_text(code)
-        joined = ("--cloud", server, "--device", "d")
-        started(children, "agent", "agent", *FLAGS, *joined, "--code-file", "code", state=device)
-        children.wait(lambda said: all(each is not None and each["linked"] for each in said))
+        joined(children, "d", server, *FLAGS, state=device, of=("--state-dir", str(cloud)))
         with OpenAI(base_url=f"{server}/v1", api_key=key, max_retries=0) as client:
             response = client.responses.create(model="fake", input="Who?", max_output_tokens=8)
             file = client.files.create(file=("a.md", FACT.encode()), purpose="assistants")
@@ -56,7 +52,7 @@ def test_both_sides_come_back_from_their_archives(tmp_path: Path) -> None:
     port = int(server.rsplit(":", 1)[1])  # a device knows its server by its address
     with Children(tmp_path) as children:
         started(children, "server", "serve", *FLAGS, state=cloud, port=port)
-        started(children, "agent", "agent", *FLAGS, *joined, state=device)  # without a code
+        started(children, "d", "agent", *FLAGS, "--cloud", server, "--device", "d", state=device)  # without a code
         children.wait(lambda said: all(each is not None and each["linked"] for each in said))
         assert documents(children, "cloud", cloud) == ["cloud.md"]
         assert documents(children, "device", device) == ["device.md"], "encrypted, with its key in the archive"

@@ -21,7 +21,7 @@ from openai import OpenAI, Stream
 
 from paceline.commands.demo import Child, Children, command, free_port
 from tests.caddy import as_installed
-from tests.e2e.pair import started
+from tests.e2e.pair import joined, started
 from tests.e2e.test_identity import eventually
 from tests.postgres import RealPostgres
 
@@ -133,13 +133,7 @@ def test_official_clients_go_on_where_a_killed_server_left_them(fleet: Fleet) ->
 
 def test_a_server_is_replaced_and_no_request_fails(fleet: Fleet) -> None:
     """Under load by clients that keep their connections, with a device linked through the proxy."""
-    code = fleet.children.directory / "code"
-    code.touch(mode=0o600)
-    devices = command("devices", "add", "phone", "--json")
-    code.write_text(json.loads(fleet.children.run(devices))["code"])
-    joined = ("--cloud", fleet.url, "--device", "phone", "--code-file", str(code), "--cloud-may-ask", "on")
-    started(fleet.children, "phone", "agent", *COMMON, *joined)
-    fleet.children.wait(lambda said: all(said) and said[-1] is not None and bool(said[-1]["linked"]))
+    joined(fleet.children, "phone", fleet.url, *COMMON, "--cloud-may-ask", "on")
     done, seen, asking = threading.Event(), Counter[object](), []
     for number in range(4):
         asking.append(threading.Thread(target=ask, args=(fleet, number, done, seen), daemon=True))
@@ -156,11 +150,11 @@ def test_a_server_is_replaced_and_no_request_fails(fleet: Fleet) -> None:
         for each in asking:
             each.join()
     assert set(seen) == {"whole"}, seen
-    asked = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
-    joined = asked | {"paceline": {"strategy": "aggregate", "device": "phone", "report": True}}
+    asked: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    asked["paceline"] = {"strategy": "aggregate", "device": "phone", "report": True}
     bearer = {"authorization": f"Bearer {fleet.key}"}
     for server in (fleet.one, fleet.two):
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=joined, headers=bearer, timeout=60.0).json()
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, headers=bearer, timeout=60.0).json()
         assert answer["paceline"]["degraded"] is None, answer
 
 

@@ -7,19 +7,20 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from device_agent.cloud import Credentials
-from paceline.commands.demo import Child, Children, Readiness, command, configured, free_port
+from paceline.commands.demo import Child, Children, command, configured, free_port
+from tests.e2e.pair import started
 from tests.postgres import forget_key
 from tests.reliability.streams import Stream
 
 TIMEOUT_S = 60.0  # for a change to take effect, on a busy machine
-COMMON = ("--model", "fake", "--embedder", "hash", "--host", "127.0.0.1")
+COMMON = ("--embedder", "hash", "--host", "127.0.0.1")
 
 
 class Site:
@@ -80,14 +81,9 @@ class Site:
 
     def _start(self, name: str, *arguments: str) -> str:
         port = self._ports.setdefault(name, free_port(0))
-        flags = (*COMMON, "--port", str(port), "--state-dir", str(self.state(name)))
-        self._programs[name] = child = self.children.start(name, command(*arguments, *flags), port=port)
-        self.children.wait(_all_ready)
+        child = started(self.children, name, *arguments, *COMMON, state=self.state(name), port=port)
+        self._programs[name] = child
         return child.url
-
-
-def _all_ready(reports: Sequence[Readiness | None]) -> bool:
-    return all(report is not None for report in reports)
 
 
 @pytest.fixture
@@ -161,7 +157,9 @@ def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
     (keys := site.directory / "keys").touch(mode=0o600)
     keys.write_text(f"# of the agent\n{key}\n")
     port = free_port(0)
-    arguments = command("agent", *COMMON, "--cloud", site.url("cloud"), "--code", "-", "--api-key-file", str(keys))
+    arguments = command(
+        "agent", "--model", "fake", *COMMON, "--cloud", site.url("cloud"), "--code", "-", "--api-key-file", str(keys)
+    )
     with (site.directory / "laptop.log").open("wb") as log:
         process = subprocess.Popen(
             [*arguments, "--port", str(port), "--state-dir", str(site.state("laptop"))],
@@ -177,20 +175,20 @@ def test_a_code_and_a_key_are_read_from_standard_input(site: Site) -> None:
         agent = Child("laptop", process, site.directory / "laptop.log", f"http://127.0.0.1:{port}")
         site._programs["laptop"] = agent
         site.children.members.append(agent)
-        site.children.wait(_all_ready)
+        site.children.wait(all)
         eventually(lambda: site.linked("laptop"), "it is not linked")
         models = f"{agent.url}/v1/models"
         assert httpx.get(models, trust_env=False).status_code == 401
         assert httpx.get(models, trust_env=False, headers={"authorization": f"Bearer {key}"}).status_code == 200
         asked = command("chat", "--url", agent.url, "--max-tokens", "4", "--json", "Who?")
-        for flags in (["--key", "-"], ["--key-file", "-"], ["--key-file", str(keys)]):
-            done = subprocess.run(
-                [*asked, *flags], input=f"{key}\n", cwd=site.directory, capture_output=True, text=True, check=False
-            )
+
+        def said(*flags: str, given: str = f"{key}\n") -> subprocess.CompletedProcess[str]:
+            return subprocess.run([*asked, *flags], input=given, cwd=site.directory, capture_output=True, text=True)
+
+        for flags in (("--key", "-"), ("--key-file", "-"), ("--key-file", str(keys))):
+            done = said(*flags)
             assert done.returncode == 0 and json.loads(done.stdout)["finish_reason"], done.stderr
-        refused = subprocess.run(
-            [*asked, "--key", "-"], input="\n", cwd=site.directory, capture_output=True, text=True, check=False
-        )
+        refused = said("--key", "-", given="\n")
         assert refused.returncode != 0 and "standard input has no key" in refused.stderr
     finally:
         process.kill()

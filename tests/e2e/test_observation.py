@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from paceline.strategies.base import SIDES
 from tests.e2e.pair import QUESTION, running_pair
+from tests.stand_ins import Handler, serving
 
 
 @contextmanager
@@ -22,28 +21,17 @@ def collector() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     """The URL of a collector of OpenTelemetry, and the spans it was sent, after the name of their service."""
     spans: list[tuple[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # as http.server has it
-            sent = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
-            for of_service in sent.resource_spans:
+    class Collector(Handler):
+        def post(self, body: bytes) -> None:
+            for of_service in ExportTraceServiceRequest.FromString(body).resource_spans:
                 service = next(
                     item.value.string_value for item in of_service.resource.attributes if item.key == "service.name"
                 )
                 spans.extend((service, span) for scope in of_service.scope_spans for span in scope.spans)
-            self.send_response(200)
-            self.end_headers()
+            self.answer(b"", "application/x-protobuf")
 
-        def log_message(self, *_: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", spans
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with serving(Collector) as url:
+        yield url, spans
 
 
 def test_an_answer_is_followed_through_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

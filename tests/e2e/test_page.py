@@ -19,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.commands.demo import Children, clean_environment, command, configured
 from paceline.core.side import SIDES
+from server.keys import Keys
+from tests.depth import DEPTH
 from tests.e2e.pair import QUESTION, Pair, running_pair, started
 
 CLIENTS = Path(__file__).parent / "clients"
@@ -134,11 +136,7 @@ def test_what_a_model_a_document_or_a_file_name_holds_stays_text(browse: Browse,
 
 def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None:
     with Children(tmp_path) as children:
-        state = ("--state-dir", str(tmp_path / "state"))
-        key, first, second = (
-            json.loads(children.run(command("keys", "create", name, "--json", *state)))["key"]
-            for name in ("page", "first", "second")
-        )
+        key, first, second = map(Keys(tmp_path / "state").create, ("page", "first", "second"))
         flags = configured(tmp_path, "answers.max_tokens_default = 8", PACE)
         child = started(children, "cloud", "serve", "--embedder", "hash", *flags, state=tmp_path / "state")
         seen = browse("key", child.url, key=key)
@@ -217,9 +215,7 @@ def test_the_dashboard_shows_the_numbers_of_metrics_and_timelines_those_of_their
     lines = [line.split(",") for line in seen["csv"].split("\r\n")[1:-1]]
     assert sum(int(size) for _, _, size in lines) == total("sent_today_bytes")
 
-    told = browse("timeline", pair.url("device"), given=seen["reports"])
-    assert told["errors"] == [] and told["faults"] == [] and told["wide"] <= 360
-    for report, shown in zip(seen["reports"], told["shown"], strict=True):
+    for report, shown in zip(seen["reports"], seen["shown"], strict=True):
         stats, facts = report["stats"], shown["facts"]
         sent, received = (
             {name[len(way) + 1 : -len("_bytes")]: int(size) for name, size in stats.items() if name.startswith(way)}
@@ -376,6 +372,6 @@ def test_markdown_is_rendered_and_text_that_means_harm_takes_no_longer(browse: B
 def test_a_streamed_answer_is_that_of_its_text_at_once_and_is_built_only_once(browse: Browse, pair: Pair) -> None:
     more = ["$x$", "$$\nx", "\n$$", "```", "```py\n", "1. a\n", "   b", "|", "a b", "é😀"]
     pieces = [*HOSTILE, *(text for text, _ in MARKDOWN), *more]
-    seen = browse("streamed", pair.url("device"), given={"pieces": pieces, "long": STREAMED})
-    assert seen["errors"] == [] and seen["unlike"] == [] and seen["cuts"] > 1500
+    seen = browse("streamed", pair.url("device"), given={"pieces": pieces, "rounds": 60 * DEPTH, "long": STREAMED})
+    assert seen["errors"] == [] and seen["unlike"] == [] and seen["cuts"] > 750 * DEPTH
     assert max(seen["made"]) < 4, "nodes made for each that the answer has"

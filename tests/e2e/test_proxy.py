@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import Children, command, free_port
-from tests.e2e.pair import started
+from tests.e2e.pair import joined, started
 from tests.reliability.streams import until
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "nginx.conf"
@@ -74,7 +74,6 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
     state = ("--state-dir", str(tmp_path / "cloud"))
     with Children(tmp_path) as children:
         key = json.loads(children.run(command("keys", "create", "k", "--json", *state)))["key"]
-        code = json.loads(children.run(command("devices", "add", "d", "--json", *state)))["code"]
         tls = free_port(0)
         server = started(children, "cloud", "serve", *FLAGS, "--trusted-proxies", "127.0.0.1")
         with nginx(tmp_path, server.url, tls) as certificate:
@@ -94,10 +93,7 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
                     assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
                 sent = {"data": {"purpose": "assistants"}, "files": {"file": ("big.txt", bytes(30 * MIB))}}
                 assert http.post("/v1/files", **sent).status_code == 200  # type: ignore[arg-type]  # as httpx has them
-            (tmp_path / "code").write_text(code)
-            joined = ("--cloud", url, "--device", "d", "--code-file", "code")
-            device = started(children, "device", "agent", *FLAGS, *joined)
-            children.wait(lambda said: all(each is not None and each["linked"] for each in said))
+            device = joined(children, "d", url, *FLAGS, of=state)
             told = json.loads(children.run(command("status", "--url", server.url, "--key", key, "--json")))
             assert [link["peer"] for link in told[0]["links"]] == ["d"]
             answer_at_device = children.run(command("chat", "--url", device.url, "--max-tokens", "5", "Hello?"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -20,6 +21,8 @@ from transformers import LlamaConfig
 
 import paceline.models
 from paceline.commands.demo import Child, Children, clean_environment, command, free_port
+from paceline.commands.main import build
+from paceline.errors import ConfigError
 from paceline.models import CAUSAL
 from tests.depth import DEPTH
 from tests.e2e.pair import started
@@ -123,13 +126,12 @@ def _logprobs(answer: dict[str, object]) -> list[dict[str, object]]:
 DEVICE = Path(paceline.models.__file__).parent / "device"  # of six layers
 MIB = 1 << 20
 START_S = 180
+CREDENTIAL = json.dumps({"name": "s"} | dict.fromkeys(("seed", "head_key"), base64.b64encode(bytes(32)).decode()))
 
 
 @contextmanager
-def stage(
-    *flags: str, log: Path, given: str = "", ends: bool = False
-) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A stage's process and its first two lines: what it holds, its address. ends: its input does, after `given`."""
+def stage(*flags: str, log: Path, given: str = "") -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
+    """A stage's process and its first two lines: what it holds, its address. given: a line of its input."""
     with log.open("w") as errors:
         process = subprocess.Popen(
             command("stage", *flags),
@@ -141,10 +143,8 @@ def stage(
         )
     try:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(given)
+        process.stdin.write(f"{given}\n")
         process.stdin.flush()
-        if ends:
-            process.stdin.close()
         lines = [process.stdout.readline().strip() for _ in range(2)]
         assert all(lines), log.read_text()
         yield process, lines
@@ -163,31 +163,15 @@ def resident_mib(lines: list[str]) -> int:
 
 
 def test_a_stage_has_its_own_layers_in_memory_and_no_others(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=97,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=16,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=96,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    directory = save(config, tmp_path / "model")
-    layer_mib = (4 * 768**2 + 3 * 768 * 3072) * 4 / MIB
-    credential = {
-        "name": "s",
-        "seed": base64.b64encode(bytes(32)).decode(),
-        "head_key": base64.b64encode(bytes(32)).decode(),
-    }
+    sizes = {"vocab_size": 97, "hidden_size": 512, "intermediate_size": 2048, "max_position_embeddings": 96}
+    directory = save(LlamaConfig(**sizes, num_hidden_layers=8, num_attention_heads=8), tmp_path / "model")
+    layer_mib = (4 * 512**2 + 3 * 512 * 2048) * 4 / MIB
     held = {}
-    for layers in ("0:16", "4:8"):
+    for layers in ("0:8", "2:4"):
         flags = ("--model", str(directory), "--layers", layers, "--kv-mib", "16", "--credential", "-")
-        with stage(*flags, log=tmp_path / "log", given=f"{json.dumps(credential)}\n") as (_, lines):
+        with stage(*flags, log=tmp_path / "log", given=CREDENTIAL) as (_, lines):
             held[layers] = resident_mib(lines)
-    assert held["0:16"] - held["4:8"] > 0.8 * 12 * layer_mib, held
+    assert held["0:8"] - held["2:4"] > 0.8 * 6 * layer_mib, held
 
 
 def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None:
@@ -208,8 +192,8 @@ def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None
             return ("--model", str(DEVICE), "--layers", layers, "--log-level", "warning", *own)
 
         with (
-            stage(*flags("rack1", "0:3"), "--code", "-", log=tmp_path / "1", given=codes["rack1"] + "\n") as (_, first),
-            stage(*flags("rack2", "3:6"), "--code", "-", log=tmp_path / "2", given=codes["rack2"] + "\n") as (
+            stage(*flags("rack1", "0:3"), "--code", "-", log=tmp_path / "1", given=codes["rack1"]) as (_, first),
+            stage(*flags("rack2", "3:6"), "--code", "-", log=tmp_path / "2", given=codes["rack2"]) as (
                 lost,
                 second,
             ),
@@ -223,7 +207,7 @@ def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None
                 port=port,
             )
             children.wait(lambda bodies: all(body is not None for body in bodies))
-            expected = _text(address)
+            expected = _post(address).raise_for_status().json()["choices"][0]["message"]["content"]
             assert expected
             os.kill(lost.pid, signal.SIGKILL)
             lost.wait()
@@ -240,30 +224,16 @@ def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None
 
 
 def _post(address: str) -> httpx.Response:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
     asked = {"model": "device", "messages": messages, "max_tokens": 12, "temperature": 0}
     return httpx.post(f"{address}/v1/chat/completions", json=asked, timeout=120, trust_env=False)
 
 
-def _text(address: str) -> str:
-    answer = _post(address)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
-
-
-def test_layers_that_are_no_span_are_refused_with_a_sentence() -> None:
-    for layers in ("3", "0:99"):
-        credential = json.dumps({"name": "s", "seed": base64.b64encode(bytes(32)).decode(), "head_key": ""})
-        done = subprocess.run(
-            command("stage", "--model", str(DEVICE), "--layers", layers, "--credential", "-"),
-            input=credential + "\n",
-            env=clean_environment(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-        )
-        assert (done.returncode == 2 and "span" in done.stderr) or "FIRST:STOP" in done.stderr, done.stderr
+def test_layers_that_a_model_does_not_have_are_refused_with_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{CREDENTIAL}\n"))
+    arguments = ["stage", "--model", str(DEVICE), "--layers", "0:99", "--credential", "-"]
+    with pytest.raises(ConfigError, match="has layers 0 to 5; 0 to 98 is not a span of them"):
+        build()(arguments, standalone_mode=False)
 
 
 def test_no_stage_outlives_its_server(servers: tuple[Child, Child]) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import httpx
 
-from paceline.commands.demo import Child, Children, command
-from tests.e2e.pair import started
+from paceline.commands.demo import Child, Children
+from tests.e2e.pair import joined, started
 from tests.e2e.test_identity import eventually
 from tests.postgres import RealPostgres
 from tests.reliability.streams import Stream
@@ -25,17 +24,9 @@ def test_a_device_of_a_lost_server_is_linked_to_the_other_and_its_answer_goes_on
     with Children(tmp_path) as children:
         settings = f'[server]\ndatabase = "{postgres.new_database()}"\n'
         (tmp_path / "paceline.toml").write_text(settings)  # where the programs run
-        servers = []
-        for name in ("a", "b"):
-            servers.append(started(children, name, "serve", *COMMON))
-        code = tmp_path / "code"
-        code.touch(mode=0o600)
-        devices = command("devices", "add", "phone", "--json")
-        code.write_text(json.loads(children.run(devices))["code"])
+        servers = [started(children, name, "serve", *COMMON) for name in ("a", "b")]
         urls = ",".join(server.url for server in servers)
-        joined = ("--cloud", urls, "--device", "phone", "--code-file", str(code), "--cloud-may-ask", "on")
-        phone = started(children, "phone", "agent", *COMMON, *joined)
-        eventually(lambda: is_linked(phone), "linked")
+        phone = joined(children, "phone", urls, *COMMON, "--cloud-may-ask", "on")
         home, other = sorted(servers, key=is_linked, reverse=True)
         told = ask(other)
         assert told["degraded"] is None and told["strategy"] != "autoregressive", "by way of its server"

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -23,6 +21,7 @@ from paceline.commands import demo
 from paceline.strategies.base import Side
 from tests.e2e import loopback_web
 from tests.e2e.pair import QUESTION, Pair, running_pair
+from tests.stand_ins import Handler, serving
 
 DOCUMENTS: dict[Side, str] = {
     "cloud": "When does the harbour library open? The harbour library of Tarnwick opens at eight in the morning.\n",
@@ -41,37 +40,22 @@ class StandIn:
     queries: list[str] = field(default_factory=list)
 
 
-@contextmanager
-def stand_in() -> Iterator[StandIn]:
+@pytest.fixture(scope="module")
+def web() -> Iterator[StandIn]:
     web = StandIn()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Web(Handler):
+        def get(self) -> None:
             url = urlsplit(self.path)
             if url.path == "/search":
                 web.queries += parse_qs(url.query)["q"]
                 found = [{"url": f"{web.url}/page", "title": "Tarnwick", "content": "The harbour library."}]
-                body, kind = json.dumps({"results": found}).encode(), "application/json"
+                self.answer(json.dumps({"results": found}).encode(), "application/json")
             else:
-                body, kind = PAGE, "text/html"
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+                self.answer(PAGE, "text/html")
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        web.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield web
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Web) as web.url:
+        yield web
 
 
 @contextmanager
@@ -89,12 +73,6 @@ def researching_pair(directory: Path, web: StandIn, model: str) -> Iterator[Pair
             flags = ("--web-search", web.url)
             pair = stack.enter_context(running_pair(directory, model=model, documents=DOCUMENTS, flags=flags))
         yield pair
-
-
-@pytest.fixture(scope="module")
-def web() -> Iterator[StandIn]:
-    with stand_in() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

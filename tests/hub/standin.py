@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+
+from tests import stand_ins
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -48,20 +49,8 @@ class StandInHub:
 
 @contextmanager
 def serving(hub: StandInHub) -> Iterator[StandInHub]:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with stand_ins.serving(type("Handler", (_Handler,), {"hub": hub})) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @contextmanager
@@ -76,19 +65,10 @@ def asked(hub: StandInHub, cache: Path) -> Iterator[StandInHub]:
         yield hub
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(stand_ins.Handler):
     hub: StandInHub
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: the tests look at what the command says."""
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def _answer(self, *, body: bool) -> None:
+    def get(self) -> None:
         path = self.path.partition("?")[0]
         if token := self.headers.get("Authorization"):
             self.hub.tokens.add(token)
@@ -101,7 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found := re.fullmatch(r"/api/models/(.+?)(?:/(revision|tree)/(.+))?", path):
             self._describe(found[1], found[2], found[3])
         elif found := re.fullmatch(r"/(.+?)/resolve/([^/]+)/(.+)", path):
-            self._file(found[1], found[3], body=body)
+            self._file(found[1], found[3], body=self.command == "GET")
         else:
             self._refuse(404, "")
 
@@ -174,12 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.withheld.set()
 
     def _json(self, value: object) -> None:
-        content = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(json.dumps(value).encode(), "application/json")
 
     def _redirect(self, url: str, etag: str, size: int) -> None:
         """To where large files lie: a host that is not the hub's, with a signature in place of a token."""

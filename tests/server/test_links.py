@@ -29,7 +29,7 @@ from tests.api.scripted import WAIT, ScriptedService
 from tests.wire.identities import CLOUD, DEVICE
 from tests.wire.samples import opening
 
-pytestmark = pytest.mark.usefixtures("cheap_codes")
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("cheap_codes")]
 KEY = PrivateKey(bytes([1] * 32))
 
 
@@ -95,7 +95,6 @@ async def site(state: Path, *, key: PrivateKey = KEY, **settings: Any) -> AsyncI
         await serving
 
 
-@pytest.mark.anyio
 async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +116,6 @@ async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
         assert (name, attempts) == ("phone", 2)
 
 
-@pytest.mark.anyio
 async def test_nobody_is_there_or_somebody_else(tmp_path: Path) -> None:
     listener = listen("127.0.0.1", 0)
     url = url_of(listener)
@@ -129,7 +127,6 @@ async def test_nobody_is_there_or_somebody_else(tmp_path: Path) -> None:
             await exchange(f"{here.url}/elsewhere", "AAAA-BBBB-CCCC-DDDD")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("status", "content", "said"),
     [
@@ -170,7 +167,6 @@ def connected(url: str) -> connect:
     return connect(link_url(url), subprotocols=[Subprotocol(SUBPROTOCOL)], ping_interval=None, proxy=None)
 
 
-@pytest.mark.anyio
 async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +188,6 @@ async def test_links_are_cut_where_the_registry_cannot_be_read_for_long(
         assert phone.closed.is_set()
 
 
-@pytest.mark.anyio
 async def test_other_devices_keep_their_links_when_one_is_revoked(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         phone, _ = await here.linked(tmp_path / "phone", here.registry.add("phone"))
@@ -202,7 +197,6 @@ async def test_other_devices_keep_their_links_when_one_is_revoked(tmp_path: Path
         assert phone.closed.is_set() and not laptop.closed.is_set()
 
 
-@pytest.mark.anyio
 async def test_a_second_link_of_a_device_takes_the_place_of_the_first(tmp_path: Path) -> None:
     async with site(tmp_path) as here:
         code = here.registry.add("phone")
@@ -225,7 +219,6 @@ def test_a_clouds_address_has_two_forms(cloud: str, http: str, link: str) -> Non
     assert (http_url(cloud), link_url(cloud)) == (http, link)
 
 
-@pytest.mark.anyio
 async def test_a_server_ends_though_its_database_is_gone() -> None:
     app = create_app(ScriptedService(), keyring=Keyring({"k": None}))
 
@@ -243,7 +236,6 @@ async def test_a_server_ends_though_its_database_is_gone() -> None:
     listener.close()
 
 
-@pytest.mark.anyio
 async def test_devices_of_a_server_that_drains_go_to_another_between_their_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +274,6 @@ def _then(work: Callable[[], Awaitable[None]], done: asyncio.Event) -> Callable[
     return both
 
 
-@pytest.mark.anyio
 async def test_an_enrolment_refused_later_leaves_the_agent_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,7 +283,6 @@ async def test_an_enrolment_refused_later_leaves_the_agent_alone(
         assert "answers alone" in caplog.text
 
 
-@pytest.mark.anyio
 async def test_the_watch_outlives_a_registry_that_cannot_be_read_from_the_first_look_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,14 +44,8 @@ def test_a_whole_answer_has_every_field_and_null(http: httpx.Client) -> None:
     body = whole(http)
     assert body["id"].startswith("chatcmpl-") and body["object"] == "chat.completion" and body["model"] == "scripted"
     assert isinstance(body["created"], int) and body["system_fingerprint"]
-    assert body["choices"] == [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "Hello there.", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ]
+    message = {"role": "assistant", "content": "Hello there.", "refusal": None}
+    assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
     assert (body["usage"]["prompt_tokens"], body["usage"]["completion_tokens"]) == (7, 3)
     assert body["usage"]["total_tokens"] == 10
     assert "paceline" not in body
@@ -104,31 +98,17 @@ def test_a_report_has_lanes_strategy_and_citations(http: httpx.Client, service: 
     service.script = Script([*pieces, end])
     chunks = stream(http, paceline={"report": True})
     assert [chunk["paceline"] for chunk in chunks[1:-1]] == [{"lane": "cloud"}, {"lane": "device"}, {"lane": None}]
-    reported = {
-        "strategy": "aggregate",
-        "why": "both read.",
-        "degraded": None,
-        "citations": [{"side": "device", "document": "Ärzte & notes.md", "passage": "", "score": 0.75}],
-        "stats": {"accepted": 1.0},
-        "energy": {},
-    }
+    cited = {"side": "device", "document": "Ärzte & notes.md", "passage": "", "score": 0.75}
+    reported = {"strategy": "aggregate", "why": "both read.", "degraded": None, "energy": {}}
+    reported |= {"citations": [cited], "stats": {"accepted": 1.0}}
     assert chunks[-1]["paceline"] == reported
     assert whole(http, paceline={"report": True})["paceline"] == reported
 
 
 def test_citations_are_openai_annotations_too(http: httpx.Client, service: ScriptedService) -> None:
     service.script = Script(answering("Twelve.", citations=(CITATION,)))
-    expected = [
-        {
-            "type": "url_citation",
-            "url_citation": {
-                "start_index": 0,
-                "end_index": 7,
-                "title": "Ärzte & notes.md",
-                "url": "paceline://device/%C3%84rzte%20%26%20notes.md",
-            },
-        }
-    ]
+    cited = {"title": "Ärzte & notes.md", "url": "paceline://device/%C3%84rzte%20%26%20notes.md"}
+    expected = [{"type": "url_citation", "url_citation": {"start_index": 0, "end_index": 7, **cited}}]
     assert whole(http)["choices"][0]["message"]["annotations"] == expected
     assert stream(http)[-1]["choices"][0]["delta"] == {"annotations": expected}
 

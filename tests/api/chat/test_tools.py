@@ -249,34 +249,29 @@ def test_calls_stream_as_they_are_answered_whole(http: httpx.Client, service: Sc
     assert all(call["index"] in (0, 1) for c in chunks for call in c["choices"][0]["delta"].get("tool_calls", ()))
 
 
-def test_content_is_null_when_there_are_only_calls(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = letters(CALLS.partition("\n")[2])
-    assert whole(http, tools=TOOLS)["choices"][0]["message"]["content"] is None
-    chunks = stream(http, tools=TOOLS)
-    assert all(chunk["choices"][0]["delta"].get("content") is None for chunk in chunks)
-    assert joined(chunks)["content"] is None
-
-
-def test_an_answer_without_calls_is_an_answer(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = letters("1 < 2, and <tool> is a word. \n<")
-    answer = whole(http, tools=TOOLS)["choices"][0]
-    assert answer["message"] == {"role": "assistant", "content": "1 < 2, and <tool> is a word. \n<", "refusal": None}
-    assert answer["finish_reason"] == "stop"
-    assert joined(stream(http, tools=TOOLS)) == answer["message"]
+NO_CALL = "1 < 2, and <tool> is a word. \n<"
 
 
 @pytest.mark.parametrize(
-    ("choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (named("weather"), "stop")]
+    ("text", "choice", "content", "reason"),
+    [
+        pytest.param(CALLS.partition("\n")[2], "auto", None, "tool_calls", id="only calls: content is null"),
+        pytest.param(NO_CALL, "auto", NO_CALL, "stop", id="no calls"),
+        pytest.param(CALLS, "required", "Let me look.", "tool_calls", id="required calls"),
+        pytest.param(CALLS, named("weather"), "Let me look.", "stop", id="a named function"),
+        pytest.param(CALLS[: CALLS.index("Rome")], "auto", "Let me look.", "stop", id="a stop string within a call"),
+    ],
 )
-def test_the_reason_is_openais(http: httpx.Client, service: ScriptedService, choice: object, reason: str) -> None:
-    service.script = letters(CALLS)
-    assert whole(http, tools=TOOLS, tool_choice=choice)["choices"][0]["finish_reason"] == reason
-    assert stream(http, tools=TOOLS, tool_choice=choice)[-1]["choices"][0]["finish_reason"] == reason
-
-
-def test_a_stop_string_within_a_call_is_no_call_to_make(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = letters(CALLS[: CALLS.index("Rome")])
-    assert whole(http, tools=TOOLS)["choices"][0]["finish_reason"] == "stop"
+def test_content_and_reason_are_openais(
+    http: httpx.Client, service: ScriptedService, text: str, choice: object, content: str | None, reason: str
+) -> None:
+    service.script = letters(text)
+    answer = whole(http, tools=TOOLS, tool_choice=choice)["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == (content, reason)
+    chunks = stream(http, tools=TOOLS, tool_choice=choice)
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+    assert content is not None or all(chunk["choices"][0]["delta"].get("content") is None for chunk in chunks)
+    assert without_ids(joined(chunks)) == without_ids(answer["message"])
 
 
 def test_logprobs_have_every_token_of_the_answer_once(http: httpx.Client, service: ScriptedService) -> None:
@@ -324,8 +319,6 @@ def test_the_tier_is_returned_if_one_was_requested(http: httpx.Client) -> None:
 
 
 # ---- the official client --------------------------------------------------------------------------------------------
-
-
 def test_a_model_writes_calls_in_its_own_format(
     client: openai.OpenAI, http: httpx.Client, service: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

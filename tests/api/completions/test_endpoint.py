@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from paceline.errors import EngineError
 from paceline.runtime import admission
 from tests.api.generation.test_request import fault
 from tests.api.real import MAX_POSITIONS, serving_node
-from tests.api.scripted import WAIT, client_of
+from tests.api.scripted import WAIT, client_of, connected
 
 PROMPT = "Once upon a time, in Käsmu 🚲"
 ROUTE = "/v1/completions"
@@ -243,6 +242,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
+    ({"paceline": {"workflow": "fast"}}, "paceline.workflow", "workflow"),
     ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
     ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
 ]
@@ -284,9 +284,8 @@ def test_a_client_that_leaves_frees_the_rows_of_the_prompt_that_is_scored(tmp_pa
     engine, more = BlockedEngine(), {"echo": True, "logprobs": 1}
     with serving_node(tmp_path, engine) as (url, _):
         body = json.dumps(asked(prompt=[PROMPT * 3, "Twice"], **more)).encode()
-        host, port = url.removeprefix("http://").split(":")
-        with socket.create_connection((host, int(port))) as connection:
-            head = f"POST {ROUTE} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        with connected(url) as connection:
+            head = f"POST {ROUTE} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             assert engine.called.wait(WAIT)
         engine.go_on.set()

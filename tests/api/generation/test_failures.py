@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -20,7 +18,7 @@ from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, done
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, done
 
 
 def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
@@ -105,8 +103,7 @@ def test_what_must_be_refused_is_refused_before_its_body_comes(
         raise RequestError("Full.", status=429, type="rate_limit_error", code="rate_limit_exceeded")
 
     monkeypatch.setattr(service, "wait_for_room", full)
-    parts = urlsplit(url)
-    with socket.create_connection((parts.hostname or "", parts.port or 0), WAIT) as client:
+    with connected(url) as client:
         client.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99\r\n\r\n".encode())
         answer = b""
         while b"rate_limit_exceeded" not in answer and (part := client.recv(65_536)):
@@ -118,10 +115,9 @@ def test_what_must_be_refused_is_refused_before_its_body_comes(
 
 def send_and_leave(url: str, body: dict[str, object], until: Signal) -> None:
     """Send a request, wait for `until`, and leave without reading."""
-    parts = urlsplit(url)
     payload = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(payload)}\r\n\r\n"
-    with socket.create_connection((parts.hostname or "", parts.port or 0)) as client:
+    with connected(url) as client:
         client.sendall(head.encode() + payload)
         assert until.wait()
 

@@ -92,12 +92,9 @@ def cut(url: str, service: ScriptedService, **headers: str) -> dict[str, Any]:
     service.script = Script([*answering("Here")[:1], Signal()])
     fields = BODIES["/v1/chat/completions"] | {"model": MODEL.name}
     body = b""
-    with (
-        httpx.stream(
-            "POST", f"{url}/v1/chat/completions", json=fields, headers=headers, timeout=WAIT, verify=False
-        ) as response,
-        pytest.raises(httpx.RemoteProtocolError),
-    ):
+    path = f"{url}/v1/chat/completions"
+    asking = httpx.stream("POST", path, json=fields, headers=headers, timeout=WAIT, verify=False)
+    with asking as response, pytest.raises(httpx.RemoteProtocolError):
         for part in response.iter_raw():
             body += part
     assert response.status_code == 200 and body.startswith(b" ")
@@ -179,19 +176,13 @@ def lines_of(url: str, path: str, seen: Signal) -> list[str]:
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("path", BODIES)
-def test_a_stream_says_that_it_waits_while_its_model_is_loaded(path: str, url: str, service: ScriptedService) -> None:
-    loaded = Signal()
-    service.script = Script(answering("Here", "."), hold=loaded)
-    lines = lines_of(url, path, loaded)  # or it would never end
-    assert "Here" in "".join(lines)
+def test_a_stream_says_that_it_waits_while_its_model_is_loaded_and_ends_with_an_answer_or_a_sentence(
+    path: str, url: str, service: ScriptedService
+) -> None:
+    service.script = Script(answering("Here", "."), hold=(loaded := Signal()))
+    assert "Here" in "".join(lines_of(url, path, loaded))  # or it would never end
     assert service.script.ended.wait()
-
-
-@pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize("path", BODIES)
-def test_what_refuses_it_then_ends_the_stream_with_a_sentence(path: str, url: str, service: ScriptedService) -> None:
-    loaded = Signal()
-    service.script = Script(hold=loaded, refusal=NO_MEMORY)
+    service.script = Script(hold=(loaded := Signal()), refusal=NO_MEMORY)
     assert "cannot be loaded now" in "".join(lines_of(url, path, loaded))
 
 

@@ -64,17 +64,16 @@ def nested(depth: int) -> Json:
 
 
 def test_an_explicit_null_means_absent(http: httpx.Client, service: ScriptedService) -> None:
-    response = post(http, **dict.fromkeys(NULLABLE))
-    assert response.status_code == 200, response.text
+    messages = [{"role": "user", "content": "Hi", "name": None, "tool_calls": None, "function_call": None}]
+    paceline = {"strategy": None, "device": None, "privacy": None, "documents": None, "report": None}
+    inside = {"messages": messages, "paceline": paceline, "stream": True, "stream_options": {"include_usage": None}}
+    for fields in (dict.fromkeys(NULLABLE), inside):
+        response = post(http, **fields)
+        assert response.status_code == 200, response.text
     asked = service.requests[0]
     assert (asked.output.max_tokens, asked.output.stop) == (None, ())
     assert (asked.wish.strategy, asked.wish.documents) == ("auto", 2)
     assert asked.wish.sampling.temperature == asked.wish.sampling.top_p == 1.0
-
-
-def test_what_is_no_object_is_refused_in_json_s_words(http: httpx.Client) -> None:
-    for fields in ({"messages": ["Hi"]}, {"tools": [5]}, {"stream_options": "yes"}, {"paceline": True}):
-        assert str(fault(post(http, **fields))["message"]).endswith(" cannot be used: input should be an object.")
 
 
 def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
@@ -83,8 +82,6 @@ def test_variables_of_the_chat_template_are_taken_as_other_servers_take_them(
     for fields in ({"chat_template_kwargs": {"a": [1]}, "enable_thinking": False}, {}):
         assert post(http, **fields).status_code == 200
     assert [dict(request.prompt.template) for request in service.requests] == [{"enable_thinking": False, "a": [1]}, {}]
-    assert fault(post(http, chat_template_kwargs={"a": "x" * 5000}))["param"] == "chat_template_kwargs"
-    assert fault(post(http, chat_template_kwargs=nested(100)))["param"] == "chat_template_kwargs"
 
 
 def test_a_temperature_whose_inverse_is_of_no_use_is_greedy(http: httpx.Client, service: ScriptedService) -> None:
@@ -105,18 +102,8 @@ def test_where_the_request_is_silent_the_model_s_recommendations_hold(
     assert silent.repetition_penalty == 1.05
     assert (explicit.temperature, explicit.top_p, explicit.top_k, explicit.repetition_penalty) == (0.0, 0.8, 0, 1.0)
     assert (plain.temperature, plain.top_p, plain.top_k, plain.repetition_penalty) == (1.0, 1.0, 0, 1.0)
-
-
-def test_a_response_has_its_sampling_parameters(http: httpx.Client) -> None:
     made = http.post("/v1/responses", json={"model": "org/second", "input": "x", "top_p": 0.5}).json()
-    assert (made["temperature"], made["top_p"]) == (0.7, 0.5)
-
-
-def test_nulls_inside_messages_and_objects_mean_absent(http: httpx.Client) -> None:
-    messages = [{"role": "user", "content": "Hi", "name": None, "tool_calls": None, "function_call": None}]
-    paceline = {"strategy": None, "device": None, "privacy": None, "documents": None, "report": None}
-    response = post(http, messages=messages, paceline=paceline, stream=True, stream_options={"include_usage": None})
-    assert response.status_code == 200, response.text
+    assert (made["temperature"], made["top_p"]) == (0.7, 0.5), "and a response tells them"
 
 
 def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client) -> None:
@@ -133,7 +120,7 @@ def test_hints_and_fields_of_other_servers_are_accepted(http: httpx.Client) -> N
         assert post(http, **fields).status_code == 200, fields
 
 
-def test_unsupported_fields_are_refused_by_name(http: httpx.Client, service: ScriptedService) -> None:
+def test_unsupported_fields_and_parts_are_refused_by_name(http: httpx.Client, service: ScriptedService) -> None:
     cases: list[tuple[str, Json]] = [
         ("tools[0].type", {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         ("tools[1].type", {"tools": [{"function": {"name": "f"}}, {"type": "web_search"}], "tool_choice": "none"}),
@@ -141,9 +128,17 @@ def test_unsupported_fields_are_refused_by_name(http: httpx.Client, service: Scr
         ("audio", {"audio": {"voice": "x"}}),
         ("web_search_options", {"web_search_options": {}}),
     ]
+    for kind in ("image_url", "input_audio", "sculpture"):
+        content = [{"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "data:,"}}]
+        cases.append(("messages[0].content[1]", {"messages": [{"role": "user", "content": content}]}))
     for param, fields in cases:
         error = fault(post(http, **fields))
-        assert (error["param"], error["code"]) == (param, "unsupported_parameter")
+        code = "unsupported_content" if "messages" in fields else "unsupported_parameter"
+        assert (error["param"], error["code"]) == (param, code)
+    for fields in ({"messages": ["Hi"]}, {"tools": [5]}, {"stream_options": "yes"}, {"paceline": True}):
+        assert str(fault(post(http, **fields))["message"]).endswith(" cannot be used: input should be an object.")
+    error = fault(post(http, model="gpt-4o"), 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
     assert not service.requests
 
 
@@ -160,6 +155,9 @@ def test_a_bad_field_is_named_and_starts_nothing(http: httpx.Client, service: Sc
         ("response_format.json_schema.schema", {"response_format": schema_format(schema={"title": "x" * 65_536})}),
         ("response_format.json_schema.schema", {"response_format": schema_format(schema=nested(100))}),
         ("max_tokens", {"max_tokens": 0}),
+        ("min_tokens", {"min_tokens": 9, "max_tokens": 8}),
+        ("chat_template_kwargs", {"chat_template_kwargs": {"a": "x" * 5000}}),
+        ("chat_template_kwargs", {"chat_template_kwargs": nested(100)}),
         ("max_completion_tokens", {"max_completion_tokens": "9"}),
         ("seed", {"seed": 2**63}),
         ("stop", {"stop": [str(number) for number in range(65)]}),
@@ -182,13 +180,6 @@ def test_a_bad_field_is_named_and_starts_nothing(http: httpx.Client, service: Sc
     for param, fields in cases:
         assert fault(post(http, **fields))["param"] == param, fields
     assert not service.requests
-
-
-def test_a_part_that_is_no_text_is_refused_with_its_place(http: httpx.Client) -> None:
-    for kind in ("image_url", "input_audio", "sculpture"):
-        content = [{"type": "text", "text": "Look:"}, {"type": kind, kind: {"url": "data:,"}}]
-        error = fault(post(http, messages=[{"role": "user", "content": content}]))
-        assert (error["param"], error["code"]) == ("messages[0].content[1]", "unsupported_content")
 
 
 def test_parts_are_joined_and_developer_is_system(http: httpx.Client, service: ScriptedService) -> None:
@@ -216,9 +207,12 @@ def test_every_sampling_field_reaches_the_service(http: httpx.Client, service: S
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2, 2)
     assert (sampling.logit_bias, sampling.seed) == ({0: -100.0, 255: 100.0}, -5)
     assert (asked.output.stop, asked.output.max_tokens) == (("END",), 9)
+    for logprobs, others in ((True, 0), (False, None)):
+        assert post(http, logprobs=logprobs).status_code == 200
+        assert service.requests[-1].wish.top_logprobs == others
 
 
-def test_every_int64_is_a_seed_and_one_is_drawn_when_none_is_given(
+def test_every_int64_is_a_seed_one_is_drawn_where_none_is_given_and_each_choice_has_its_own(
     http: httpx.Client, service: ScriptedService
 ) -> None:
     seeds = [0, -1, 2**63 - 1, -(2**63)]
@@ -226,9 +220,7 @@ def test_every_int64_is_a_seed_and_one_is_drawn_when_none_is_given(
         assert post(http, seed=seed).status_code == 200
     found = [request.wish.sampling.seed for request in service.requests]
     assert found[:4] == seeds and len(set(found)) == 7
-
-
-def test_a_choice_is_what_its_own_seed_gives_and_no_neighbour_s(http: httpx.Client, service: ScriptedService) -> None:
+    service.requests.clear()
     for seed in (1, 2, 2**63 - 1):
         assert post(http, seed=seed, n=3).status_code == 200
     found = [asked.wish.sampling.seed for asked in service.requests]
@@ -252,15 +244,3 @@ def test_our_object_reaches_the_service(http: httpx.Client, service: ScriptedSer
     asked = service.requests[0]
     assert (asked.wish.strategy, asked.joining.device, asked.wish.privacy) == ("aggregate", "phone", "local-only")
     assert (asked.wish.documents, asked.joining.on_loss) == (0, "fail")
-
-
-def test_logprobs_alone_ask_for_none_of_the_others(http: httpx.Client, service: ScriptedService) -> None:
-    assert post(http, logprobs=True).status_code == 200
-    assert post(http, logprobs=False).status_code == 200
-    assert [asked.wish.top_logprobs for asked in service.requests] == [0, None]
-
-
-def test_an_unknown_model_is_not_found(http: httpx.Client, service: ScriptedService) -> None:
-    error = fault(post(http, model="gpt-4o"), 404)
-    assert (error["code"], error["param"]) == ("model_not_found", "model")
-    assert not service.requests

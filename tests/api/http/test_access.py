@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -19,7 +18,7 @@ from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_key
 from paceline.errors import ConfigError, StorageError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, answering, client_of, request, running, serving
+from tests.api.scripted import Script, ScriptedService, client_of, connected, heard, request, running, serving
 
 CHAT = "/v1/chat/completions"
 
@@ -217,10 +216,9 @@ def test_without_keys_only_names_of_this_machine_are_answered_to(url: str, servi
 
 def test_a_request_without_any_host_is_not_answered_without_keys(url: str) -> None:
     assert not is_local_host(None)
-    address = urlsplit(url)
-    with socket.create_connection((address.hostname or "", address.port or 0), WAIT) as client:
+    with connected(url) as client:
         client.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
-        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        answer = heard(client)
     assert answer.startswith(b"HTTP/1.1 403 ") and b"host_not_allowed" in answer
 
 
@@ -304,7 +302,7 @@ def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], ca
         fault(post(http, messages=[{"role": "CANARY-2", "content": "CANARY-3"}]))
         keyed[0].script = Script([ZeroDivisionError()])
         fault(post(http, messages=[{"role": "user", "content": "CANARY-4"}]), 500)
-    keyed[0].script = Script(answering("a"))
+    keyed[0].script = ScriptedService().script
     assert "req_" in caplog.text
     assert "CANARY" not in caplog.text and "sk-open" not in caplog.text
 

@@ -8,7 +8,6 @@ import select
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from urllib.parse import urlsplit
 
 import pytest
 from fastapi import APIRouter
@@ -33,7 +32,7 @@ from paceline.api.http.routing import OpenRoute
 from paceline.api.http.server import MAX_CONNECTIONS, MAX_FILES, connections_within
 from paceline.errors import RequestError
 from paceline.runtime.admission import MAX_ANSWERS
-from tests.api.scripted import WAIT, ScriptedService, running
+from tests.api.scripted import WAIT, ScriptedService, connected, running
 from tests.clocks import read_from
 
 FORWARDED = b"x-forwarded-for"
@@ -185,8 +184,7 @@ def door(limits: DoorLimits | None = None) -> Iterator[str]:
 
 
 def half(url: str, stack: ExitStack, header: bytes = b"") -> socket.socket:
-    parts = urlsplit(url)
-    client = stack.enter_context(socket.create_connection((parts.hostname, parts.port), WAIT))
+    client = stack.enter_context(connected(url))
     client.sendall(HALF % header)
     return client
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -18,7 +16,7 @@ from paceline.api.http.routing import LargeRoute
 from paceline.errors import RequestError
 from tests.api.declared import Declared, declared
 from tests.api.generation.test_request import told
-from tests.api.scripted import WAIT, client_of, running
+from tests.api.scripted import client_of, connected, heard, running
 
 ORIGIN = "https://app.example.org"
 LONG = ("/embeddings", "/embed", "/rerank")  # ends of paths whose bodies hold many texts
@@ -72,7 +70,7 @@ def test_a_body_without_a_conversation_is_refused_by_its_announced_length(
     """None of it is read: 8 MiB are for files in messages, which these routes do not have."""
     _, http = served
     headers = f"Host: localhost\r\nAuthorization: Bearer key\r\nContent-Length: {MAX_BODY + 1}\r\n"
-    with socket.create_connection((http.base_url.host, http.base_url.port or 0), timeout=WAIT) as connection:
+    with connected(str(http.base_url)) as connection:
         connection.sendall(f"POST {path} HTTP/1.1\r\n{headers}\r\n".encode())
         answer = connection.recv(65536)
         while b"larger than" not in answer and (more := connection.recv(65536)):
@@ -119,12 +117,11 @@ def test_every_answer_of_every_route_has_an_id_a_time_and_its_origin(served: tup
 
 def test_continue_is_sent_before_the_body_is_received(served: tuple[FastAPI, httpx.Client]) -> None:
     """curl expects it before long bodies."""
-    address = urlsplit(str(served[1].base_url))
     body = b"{}"
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer key\r\nexpect: 100-continue\r\n"
-    with socket.create_connection((address.hostname or "", address.port or 0), WAIT) as client:
+    with connected(str(served[1].base_url)) as client:
         client.sendall(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
         assert client.recv(64).startswith(b"HTTP/1.1 100 ")
         client.sendall(body)
-        answer = b"".join(iter(lambda: client.recv(65_536), b""))
+        answer = heard(client)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"x-request-id" in answer

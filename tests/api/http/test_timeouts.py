@@ -6,7 +6,6 @@ import select
 import socket
 import time
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 from starlette.websockets import WebSocket
@@ -15,14 +14,14 @@ from websockets.sync.client import connect
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
 from paceline.api.http.server import HttpConnection
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, running
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, running
 
 ONE = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterator[tuple[str, int]]:
-    """The address of a server with a short limit."""
+def url(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterator[str]:
+    """A server with a short limit."""
     monkeypatch.setattr(HttpConnection, "head_s", 0.5)
     app = create_app(service, keyring=Keyring({}))
 
@@ -32,8 +31,7 @@ def address(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterat
 
     app.add_api_websocket_route("/echo", echo)
     with running(app) as url:
-        parts = urlsplit(url)
-        yield parts.hostname or "", parts.port or 0
+        yield url
 
 
 def is_closed(client: socket.socket, wait: float) -> bool:
@@ -66,27 +64,27 @@ def answered(client: socket.socket) -> bytes:
     return answer
 
 
-def test_a_head_that_comes_byte_by_byte_is_cut_off_be_it_the_first_or_a_later_one(address: tuple[str, int]) -> None:
+def test_a_head_that_comes_byte_by_byte_is_cut_off_be_it_the_first_or_a_later_one(url: str) -> None:
     for before in (0, 3):
-        with socket.create_connection(address, WAIT) as client:
+        with connected(url) as client:
             for _ in range(before):
                 assert answered(client).startswith(b"HTTP/1.1 200 ")
             client.sendall(b"GET /")
             assert dribble(client)
 
 
-def test_a_slow_answer_is_not_cut_off(address: tuple[str, int], service: ScriptedService) -> None:
+def test_a_slow_answer_is_not_cut_off(url: str, service: ScriptedService) -> None:
     go_on = Signal()
     service.script = Script([go_on, *answering("at last")])
     body = b'{"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}'
-    with socket.create_connection(address, WAIT) as client, socket.create_connection(address, WAIT) as silent:
+    with connected(url) as client, connected(url) as silent:
         client.sendall(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)
         )
         client.sendall(body)
         assert service.script.began.wait()
         assert is_closed(silent, WAIT), "the limit has passed"
-        with socket.create_connection(address, WAIT) as later:
+        with connected(url) as later:
             assert is_closed(later, WAIT)
         go_on.set()
         answer = b""
@@ -97,9 +95,9 @@ def test_a_slow_answer_is_not_cut_off(address: tuple[str, int], service: Scripte
         assert b"at last" in answer
 
 
-def test_a_websocket_has_no_limit_on_the_head(address: tuple[str, int]) -> None:
-    with connect(f"ws://{address[0]}:{address[1]}/echo", proxy=None, ping_interval=None) as websocket:
-        with socket.create_connection(address, WAIT) as silent:
+def test_a_websocket_has_no_limit_on_the_head(url: str) -> None:
+    with connect(f"{url.replace('http', 'ws')}/echo", proxy=None, ping_interval=None) as websocket:
+        with connected(url) as silent:
             assert is_closed(silent, WAIT)
         websocket.send(b"still here")
         assert websocket.recv(WAIT) == b"still here"

@@ -25,23 +25,8 @@ from tests.clocks import read_from
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    read_from(monkeypatch, clock, observation)
-    return clock
-
-
-@pytest.fixture
-def observer(clock: Clock) -> Observer:  # noqa: ARG001  # it is read
+def observer() -> Observer:
     return Observer(lambda: "demo")
 
 
@@ -53,13 +38,15 @@ def counted(observer: Observer, name: str, **labels: str) -> float | None:
     return observer.counts.registry.get_sample_value(f"paceline_{name}", labels)
 
 
-def test_times_are_those_of_tokens_and_lanes_are_counted(clock: Clock, observer: Observer) -> None:
+def test_times_are_those_of_tokens_and_lanes_are_counted(monkeypatch: pytest.MonkeyPatch, observer: Observer) -> None:
+    now = 0.0
+    read_from(monkeypatch, lambda: now, observation)
     watch = observer.answer({"request_id": new_request_id(), "began": 0.0})
-    clock.now = 0.3
+    now = 0.3
     watch.took(TextDelta("a", 1, "device"))
-    clock.now = 0.9
+    now = 0.9
     watch.took(TextDelta("bcd", 3, "cloud"))
-    clock.now = 1.0
+    now = 1.0
     use = EnergyUse("power", Energy(3.0), Energy(0.5))
     stats = {"drafted": 5, "accepted": 2, "cached_tokens": 7, "sent_web_query_bytes": 11}
     handoff = Handoff("cloud", 12, 0.5, 0.25, 12, 0.125)
@@ -157,6 +144,6 @@ def test_a_line_of_json_cannot_be_forged() -> None:
 
 
 def test_an_answer_that_fails_is_counted(http: httpx.Client, service: ScriptedService) -> None:
-    service.script = Script([PacelineError("no more")])  # type: ignore[list-item]
+    service.script = Script([PacelineError("no more")])
     assert http.post("/v1/chat/completions", json=ASKED).status_code >= 500
     assert samples(http)["paceline_finished_answers_total", "failed", ""] == 1

@@ -322,16 +322,3 @@ def test_a_call_of_another_servers_custom_tool_is_read_as_a_functions(
     _, call, result = service.requests[-1].prompt.messages
     assert "apply_patch" in call["content"] and r'{"input": "say \"hi\""}' in call["content"]
     assert "Done." in result["content"]
-
-
-def test_a_stream_is_typed_and_resumed_after_any_of_its_events(client: openai.OpenAI) -> None:
-    everything = list(client.responses.create(model="scripted", input="Hi", stream=True))
-    first, last = everything[0], everything[-1]
-    assert first.type == "response.created" and last.type == "response.completed"
-    assert [event.sequence_number for event in everything] == list(range(len(everything)))
-    assert "".join(event.delta for event in everything if event.type == "response.output_text.delta") == "Hello there."
-    assert client.responses.retrieve(first.response.id) == last.response
-    for after in range(len(everything)):
-        rest = list(client.responses.retrieve(first.response.id, stream=True, starting_after=after))
-        assert rest == everything[after + 1 :]
-    assert list(client.responses.retrieve(first.response.id, stream=True)) == everything

@@ -77,13 +77,9 @@ def test_the_events_of_a_plain_answer_are_openais_in_their_order() -> None:
     ]
     final = final_of(events)
     assert final["status"] == "completed" and final["completed_at"] == 1234
-    assert final["usage"] == {
-        "input_tokens": 7,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": 3,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 10,
-    }
+    details = {"input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}}
+    details["output_tokens_details"] = {"reasoning_tokens": 0}
+    assert final["usage"] == details | {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
 
 
 def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
@@ -100,8 +96,10 @@ def test_a_call_has_events_of_its_own_and_ids_of_its_own() -> None:
     assert call["id"].startswith("fc_") and call["call_id"].startswith("call_") and call["status"] == "completed"
 
 
-def test_a_call_is_text_where_nothing_may_be_called() -> None:
+def test_a_call_is_text_where_nothing_may_be_called_and_an_empty_answer_is_a_message() -> None:
     assert text_of(final_of(events_of([TextDelta(CALL, 9), done()]))) == CALL
+    empty = final_of(events_of([done()]))
+    assert [item["type"] for item in empty["output"]] == ["message"] and text_of(empty) == ""
 
 
 def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
@@ -112,25 +110,13 @@ def test_an_answer_cut_by_its_limit_is_incomplete_and_says_why() -> None:
     assert final["output"][0]["status"] == "incomplete" and final["completed_at"] is None
 
 
-def test_an_empty_answer_is_still_a_message() -> None:
-    final = final_of(events_of([done()]))
-    assert [item["type"] for item in final["output"]] == ["message"] and text_of(final) == ""
-
-
 def test_citations_and_logprobs_are_in_their_events_and_in_the_last_one() -> None:
     one = TokenLogprob("Hi", -0.5, (72, 105))
     cited = done("stop", citations=(Citation("cloud", "a b.md", "text", 0.5),), degraded="device_lost")
     events = events_of([TextDelta("Hi", 1, logprobs=((one, (one,)),)), cited])
     part = final_of(events)["output"][0]["content"][0]
-    assert part["annotations"] == [
-        {
-            "type": "url_citation",
-            "start_index": 0,
-            "end_index": 2,
-            "title": "a b.md",
-            "url": "paceline://cloud/a%20b.md",
-        }
-    ]
+    place = {"start_index": 0, "end_index": 2, "title": "a b.md", "url": "paceline://cloud/a%20b.md"}
+    assert part["annotations"] == [{"type": "url_citation", **place}]
     assert part["logprobs"][0]["logprob"] == -0.5 and part["logprobs"][0]["top_logprobs"][0]["token"] == "Hi"
     delta = next(body for kind, body in events if kind == "response.output_text.delta")
     assert delta["logprobs"] == part["logprobs"]

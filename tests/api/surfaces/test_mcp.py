@@ -13,13 +13,8 @@ from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared._httpx_utils import create_mcp_http_client
 
-from paceline.api.app import create_app
-from paceline.api.http.auth import Keyring
-from paceline.engine.fake import fake_model
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.node import Node
-from tests.api.scripted import client_of, running
+from tests.api.real import serving_documents
+from tests.api.scripted import client_of
 from tests.api.vector_stores.test_files import BOAT, POLL
 from tests.client.test_conversation import invoked
 
@@ -28,11 +23,8 @@ OWN = "The red boat of the harbour museum is old."
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with DocumentStore.open(tmp_path_factory.mktemp("docs"), HashEmbedder()) as store:
-        store.add_text("own.txt", OWN, zone="device")
-        node = Node("device", fake_model(), store)
-        with running(create_app(node, keyring=Keyring({"ann": None, "bert": None})), node) as url:
-            yield url
+    with serving_documents(tmp_path_factory.mktemp("docs"), {"own.txt": OWN}, "ann", "bert", side="device") as url:
+        yield url
 
 
 def called(url: str, key: str, *calls: tuple[str, dict[str, Any]], mode: str = "auto") -> list[Any]:

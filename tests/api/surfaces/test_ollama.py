@@ -93,17 +93,9 @@ def test_a_call_that_was_cut_has_what_was_written_of_it(http: httpx.Client, serv
 
 
 def test_options_are_sampling_parameters(http: httpx.Client, service: ScriptedService) -> None:
-    options = {
-        "num_predict": 5,
-        "temperature": 0.3,
-        "top_k": 4,
-        "top_p": 0.5,
-        "min_p": 0.1,
-        "seed": 42,
-        "stop": ["END"],
-    }
+    options = {"num_predict": 5, "temperature": 0.3, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 42}
     penalties = {"repeat_penalty": 1.2, "presence_penalty": 0.1, "frequency_penalty": 0.2}
-    chat(http, options=options | penalties | {"num_ctx": 4096, "num_gpu": 1, "mirostat": 0})
+    chat(http, options=options | penalties | {"stop": ["END"], "num_ctx": 4096, "num_gpu": 1, "mirostat": 0})
     (asked,) = service.requests
     sampling = asked.wish.sampling
     assert (asked.output.max_tokens, asked.output.stop, asked.wish.seeded) == (5, ("END",), True)

@@ -8,15 +8,10 @@ from pathlib import Path
 import openai
 import pytest
 
-from paceline.api.app import create_app
 from paceline.api.documents import MAX_TOPIC, question_of
-from paceline.api.http.auth import Keyring
-from paceline.engine.fake import fake_model
-from paceline.rag.embedder import HashEmbedder
-from paceline.rag.store.documents import DocumentStore
-from paceline.runtime.node import Node
 from paceline.runtime.resources import NodeParts, Offer
-from tests.api.scripted import client_of, running
+from tests.api.real import serving_documents
+from tests.api.scripted import client_of
 from tests.api.vector_stores.test_files import BOAT, POLL, client
 
 MODEL = "fake"
@@ -27,11 +22,9 @@ ASKABLE = "What is the red boat of the harbour museum?"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with DocumentStore.open(tmp_path_factory.mktemp("docs"), HashEmbedder()) as store:
-        store.add_text("own.txt", OWN, zone="cloud")
-        node = Node("cloud", fake_model(), store, NodeParts(offer=Offer(name=MODEL, max_tokens=8)))
-        with running(create_app(node, keyring=Keyring({"ann": None, "bert": None})), node) as url:
-            yield url
+    parts = NodeParts(offer=Offer(name=MODEL, max_tokens=8))
+    with serving_documents(tmp_path_factory.mktemp("docs"), {"own.txt": OWN}, "ann", "bert", parts=parts) as url:
+        yield url
 
 
 @pytest.fixture
@@ -131,16 +124,12 @@ def test_a_question_is_made_of_a_sentence_that_answers_it(sentence: str, questio
 
 def test_what_documents_are_called_and_asked_is_one_short_line_that_hides_nothing(tmp_path: Path) -> None:
     hidden = "\u202e\u2066\x1b[2J\x07\x9b\u200b\U000e0041\u2028"
-    texts = [
-        f"# The key{hidden}\n\nThe pass{hidden}word for our wifi is lan{hidden}tern.",
-        "# " + "Key " * 99 + "\n\nNothing.",
-    ]
-    with DocumentStore.open(tmp_path, HashEmbedder()) as store:
-        for number, text in enumerate(texts):
-            store.add_text(f"{number}.md", text, zone="cloud")
-        node = Node("cloud", fake_model(), store)
-        with running(create_app(node, keyring=Keyring({})), node) as url, client_of(url) as http:
-            askable, long = http.get("/v1/documents").json()["data"]
+    texts = {
+        "0.md": f"# The key{hidden}\n\nThe pass{hidden}word for our wifi is lan{hidden}tern.",
+        "1.md": "# " + "Key " * 99 + "\n\nNothing.",
+    }
+    with serving_documents(tmp_path, texts) as url, client_of(url) as http:
+        askable, long = http.get("/v1/documents").json()["data"]
     assert (askable["topic"], askable["question"]) == ("The key [2J", "What is the pass [2J word for our wifi?")
     assert long["topic"] == ("Key " * 99)[:MAX_TOPIC] and long["question"] is None
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import io
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -21,7 +19,7 @@ from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.sql import Home
 from paceline.strategies.base import Side
-from tests.api.scripted import WAIT, ScriptedService, client_of, serving
+from tests.api.scripted import ScriptedService, client_of, connected, serving
 
 BOAT = "The red boat belongs to Ann Bell."
 TRAIN = "The night train to Lisbon leaves at nine."
@@ -215,8 +213,7 @@ def test_a_file_beyond_the_limit_is_refused_and_leaves_nothing(
 
 def test_an_upload_that_is_cut_off_leaves_nothing(raw: httpx.Client, library_url: str) -> None:
     before = raw.get("/v1/files").json()["data"]
-    address = urlsplit(library_url)
-    with socket.create_connection((address.hostname, address.port), timeout=WAIT) as connection:
+    with connected(library_url) as connection:
         connection.sendall(
             b"POST /v1/files HTTP/1.1\r\nhost: x\r\nauthorization: Bearer ann\r\ncontent-length: 9000\r\n"
             b"content-type: multipart/form-data; boundary=b\r\n\r\n"

@@ -6,11 +6,12 @@ import { chromium } from "playwright-core";
 
 const AXE = readFileSync(fileURLToPath(import.meta.resolve("axe-core/axe.min.js")), "utf8");
 const TIMEOUT = 60_000; // ms
+const PAUSE = 50; // ms between two looks
 
 /** A browser for many runs of `inBrowser`. */
 export function launched(executablePath) {
-  // The tests' containers run as root, where Chromium's sandbox cannot start.
-  return chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  // The tests' containers run as root, where Chromium's sandbox cannot start, and have no GPU: to play one costs as much.
+  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"] });
 }
 
 /** Run `work(page)` in a fresh profile; returns its result with what was seen: errors and foreign hosts. */
@@ -20,6 +21,7 @@ export async function inBrowser(browser, url, work) {
     await context.grantPermissions(["clipboard-read", "clipboard-write"]);
     await forgotten(context.request, url);
     const page = await context.newPage();
+    seldom(page);
     page.setDefaultTimeout(TIMEOUT);
     const seen = { errors: [], hosts: [], dialogs: [] };
     const own = new URL(url).origin;
@@ -34,6 +36,16 @@ export async function inBrowser(browser, url, work) {
   } finally {
     await context.close();
   }
+}
+
+/** Have pages look 20 times a second for what is waited for: not with each frame, which there would not be otherwise. */
+function seldom(page) {
+  const pages = Object.getPrototypeOf(page);
+  const { waitForFunction } = pages;
+  if (!waitForFunction.seldom) pages.waitForFunction = function (said, given, options) {
+    return waitForFunction.call(this, said, given, { polling: PAUSE, ...options });
+  };
+  pages.waitForFunction.seldom = true;
 }
 
 /** Delete the conversations that earlier runs left at the server, which every browser would show. */
@@ -75,7 +87,7 @@ export async function linked(page) {
 
 /** Wait until the page says so: `waitForFunction` takes a promise for a yes. */
 export async function until(page, said, given) {
-  while (!(await page.evaluate(said, given)));
+  while (!(await page.evaluate(said, given))) await new Promise((later) => setTimeout(later, PAUSE));
 }
 
 /** Ask a question with the keyboard alone, and wait until the answer has ended. */

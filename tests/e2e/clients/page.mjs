@@ -354,13 +354,16 @@ const SCENARIOS = {
     await page.keyboard.press("Enter");
     await ended(page);
     const edited = [await page.textContent(".question .words"), await page.textContent(".version")];
-    await page.locator("#conversations li").first().hover();
-    await page.locator("#conversations .more").first().click();
-    const faults = await accessibilityFaults(page);
-    await page.click("#menu [data-do=pin]");
     await page.fill("#search", "answer 17");
     const found = await page.locator("#conversations .open").allTextContents();
+    await page.locator("#conversations li").first().hover();
+    await page.locator("#conversations .more").first().click();
+    const faults = await accessibilityFaults(page); // of so few conversations as are found
+    await page.keyboard.press("Escape");
     await page.fill("#search", "");
+    await page.locator("#conversations li").first().hover();
+    await page.locator("#conversations .more").first().click();
+    await page.click("#menu [data-do=pin]");
     const top = await page.locator("#conversations h2").first().textContent();
     const saved = async (name) => {
       const [download] = await Promise.all([page.waitForEvent("download"), name()]);
@@ -469,10 +472,10 @@ const SCENARIOS = {
   },
 
   // Texts as they arrive, in pieces of any size: after each the nodes are those of the text at once, and in all not many more
-  // are made than the text has. given: {pieces, long}, of which texts are put together, and long ones of one kind.
+  // are made than the text has. given: {pieces, rounds, long}, of which so many texts are put together, and long ones of one kind.
   async streamed(page, { url, given }) {
     await page.goto(url);
-    return page.evaluate(async ({ pieces, long }) => {
+    return page.evaluate(async ({ pieces, rounds, long }) => {
       const { renderMarkdown } = await import("/page/markdown.js");
       const { Run } = await import("/page/run.js");
       let seed = 1;
@@ -488,7 +491,7 @@ const SCENARIOS = {
       };
       const unlike = [];
       let cuts = 0;
-      for (let round = 0; round < 120; round += 1) {
+      for (let round = 0; round < rounds; round += 1) {
         let text = "";
         while (text.length < 250) text += pieces[below(pieces.length)].slice(0, 60) + ["", " ", "\n", "\n\n", "\n  "][below(5)];
         const run = new Run(text, lanesOf(text.length));

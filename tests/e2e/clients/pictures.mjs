@@ -18,7 +18,7 @@ async function looks(page) {
 }
 
 export const PICTURES = {
-  // The dashboard's figures with the answer of /metrics that they are of. given: bodies of answers to be asked for.
+  // The dashboard's figures with the answer of /metrics that they are of; timelines. given: bodies of answers to be asked for.
   async dashboard(page, { url, given }) {
     const reports = [];
     for (const data of given) reports.push((await (await page.request.post(`${url}v1/chat/completions`, { data })).json()).paceline);
@@ -34,28 +34,31 @@ export const PICTURES = {
     const rows = await page.evaluate(() => [...document.querySelectorAll("#panels tbody tr")].map((row) => [...row.cells].map((cell) => cell.textContent)));
     const [file] = await Promise.all([page.waitForEvent("download"), page.click("text=Save as CSV")]);
     const csv = readFileSync(await file.path(), "utf8");
-    return { reports, text, figures, rows, csv, ...(await looks(page)) };
-  },
-
-  // The timeline of each of these reports: its facts and its tables.
-  async timeline(page, { url, given }) {
-    await page.goto(`${url}docs`);
-    const shown = await page.evaluate(async (reports) => {
-      const { timeline } = await import("/page/timeline.js");
-      const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/page/charts.css" });
-      document.head.append(sheet);
-      await new Promise((loaded) => (sheet.onload = loaded));
-      const figures = reports.map(timeline);
-      document.querySelector("main").append(...figures);
-      for (const each of document.querySelectorAll("details")) each.open = true;
-      const texts = (nodes) => [...nodes].map(({ textContent }) => textContent);
-      return figures.map((figure) => ({
-        facts: Object.fromEntries([...figure.querySelectorAll(".facts > div")].map((pair) => texts(pair.children))),
-        bytes: [...figure.querySelectorAll(":scope > div table tbody tr")].map((row) => texts(row.cells)),
-        all: [...figure.querySelectorAll("details tbody tr")].map((row) => texts(row.cells)),
-        pictures: [...figure.querySelectorAll("svg")].map((each) => each.ariaLabel),
-      }));
-    }, given);
-    return { shown, ...(await looks(page)) };
+    const seen = await looks(page);
+    const shown = await timelines(page, url, reports);
+    const after = await looks(page);
+    return { reports, text, figures, rows, csv, shown, faults: [...seen.faults, ...after.faults], wide: Math.max(seen.wide, after.wide) };
   },
 };
+
+/** The timeline of each of these reports: its facts and its tables. */
+async function timelines(page, url, reports) {
+  await page.setViewportSize({ width: 1200, height: 800 });
+  await page.goto(`${url}docs`);
+  return page.evaluate(async (reports) => {
+    const { timeline } = await import("/page/timeline.js");
+    const sheet = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "/page/charts.css" });
+    document.head.append(sheet);
+    await new Promise((loaded) => (sheet.onload = loaded));
+    const figures = reports.map(timeline);
+    document.querySelector("main").append(...figures);
+    for (const each of document.querySelectorAll("details")) each.open = true;
+    const texts = (nodes) => [...nodes].map(({ textContent }) => textContent);
+    return figures.map((figure) => ({
+      facts: Object.fromEntries([...figure.querySelectorAll(".facts > div")].map((pair) => texts(pair.children))),
+      bytes: [...figure.querySelectorAll(":scope > div table tbody tr")].map((row) => texts(row.cells)),
+      all: [...figure.querySelectorAll("details tbody tr")].map((row) => texts(row.cells)),
+      pictures: [...figure.querySelectorAll("svg")].map((each) => each.ariaLabel),
+    }));
+  }, reports);
+}
