@@ -242,7 +242,7 @@ REFUSED: list[tuple[dict[str, object], str, str]] = [
     ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
     ({"max_tokens": 0}, "max_tokens", "echo"),
     ({"paceline": {"strategy": "aggregate"}}, "paceline.strategy", "raw tokens"),
-    ({"paceline": {"workflow": "fast"}}, "paceline.workflow", "workflow"),
+    ({"paceline": {"workflow": "fast"}}, "paceline.workflow", "without documents"),
     ({"paceline": {"documents": 1}}, "paceline.documents", "without documents"),
     ({"paceline": {"vector_stores": ["vs_1"]}}, "paceline.vector_stores", "without documents"),
 ]
