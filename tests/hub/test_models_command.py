@@ -91,3 +91,28 @@ def test_what_a_killed_download_has_left_is_not_fetched_again(environment: dict[
     hub.withheld_from, hub.sent = None, 0
     assert models("pull", NAME).exit_code == 0
     assert hub.sent <= len(WEIGHTS) - held + 1000
+
+
+OWN = [sys.executable, "-c", "from huggingface_hub import snapshot_download; snapshot_download('house/tiny')"]
+
+
+def test_huggingface_hub_itself_begins_a_download_anew_after_a_kill(
+    environment: dict[str, str], hub: StandInHub
+) -> None:
+    """Where this fails, `paceline.hub.download.fetch` has a reason less."""
+    hub.withheld_from = CUT
+    with subprocess.Popen(OWN, env=environment, stderr=subprocess.DEVNULL) as process:
+        assert hub.withheld.wait(60)
+        process.kill()
+    hub.withheld_from, hub.sent = None, 0
+    subprocess.run(OWN, env=environment, stderr=subprocess.DEVNULL, check=True)
+    assert hub.sent >= len(WEIGHTS)
+
+
+def test_huggingface_hub_itself_makes_a_path_of_a_header(
+    tmp_path: Path, environment: dict[str, str], hub: StandInHub
+) -> None:
+    """Likewise."""
+    hub.headers = {"X-Linked-Etag": '"../../../outside"', "ETag": '"../../../outside"'}
+    subprocess.run(OWN, env=environment, stderr=subprocess.DEVNULL, check=False)
+    assert (tmp_path / "outside").exists()
