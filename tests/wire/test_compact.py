@@ -21,12 +21,12 @@ IDS = st.integers(0, 151_935)
 PLACES = st.tuples(IDS, st.none() | IDS).filter(lambda place: place[0] != place[1])
 counts = st.one_of(st.integers(0, 300), st.integers(0, 2**31 - 2))
 chains = st.builds(
-    lambda session, epoch, base, offset, places: DraftChain(session, epoch, base, offset, encode_places(places)),
+    DraftChain,
     st.one_of(st.integers(0, 300), st.integers(0, 2**53 - 1)),
     counts,
     st.integers(0, 2**30),
     st.integers(0, MAX_CHAIN - 20),
-    st.lists(PLACES, max_size=20),
+    st.lists(PLACES, max_size=20).map(encode_places),
 )
 
 
@@ -52,9 +52,18 @@ def test_what_is_decoded_is_written_so_and_the_rest_refused(first: bytes, rest: 
         assert encode(message) == data
 
 
+TWO = encode_places([(1, None), (2, None)])
+
+
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
+        (encode(DraftChain(0, 0, 0, 0, encode_places([(1000, None)]))), "outside the vocabulary"),
+        (encode(DraftChain(0, 0, 0, MAX_CHAIN - 1, TWO)), f"more than {MAX_CHAIN} tokens"),
+        (encode(DraftChain(0, 0, 0, 0, TWO, probs=b"a")), "probabilities for 2 tokens"),
+        (encode(DraftChain(0, 0, 0, 0, TWO, dists=[b"\0"])), "1 distributions for 2 tokens"),
+        (encode(DraftChain(0, 0, 1, 0, TWO, recovered=1000)), r"\$\.recovered"),
+        (encode(Targets(0, 0, 0, [1, 1], b"", b"", [DistPayload(b"", b"")])), "1 distributions for 2 tokens"),
         (b"\x7c\x01\x01", "no message has the code 31"),
         (b"\x04\x01", "end within a number"),
         (b"\x04\x01\x80\x00", "more bytes than it needs"),
@@ -70,7 +79,7 @@ def test_what_is_decoded_is_written_so_and_the_rest_refused(first: bytes, rest: 
 )
 def test_faults_are_told(data: bytes, fault: str) -> None:
     with pytest.raises(RemoteProtocolError, match=fault):
-        decode(data)
+        decode(data, vocab_size=1000)
 
 
 PARTS = st.builds(DistPayload, st.binary(max_size=200), st.binary(max_size=200))

@@ -18,6 +18,7 @@ from paceline.core.sampling.sampler import (
     sample,
     top_by_score,
 )
+from paceline.core.side import SIDES, Side, other
 from paceline.wire.codec import decode_head, encode_head
 from tests.core.dists import from_logits
 from tests.depth import DEPTH
@@ -130,11 +131,11 @@ def test_a_head_ranked_by_score_has_no_false_positives(params: SamplingParams) -
         token = sample(filter_top(mixed, params), params, position)
         assert truth(exact, row, weight, params, position) == token
         for _ in range(10):
-            other = np.where(np.isin(np.arange(VOCAB), head.ids), row, generator.random(VOCAB) ** 3)
-            off = ~np.isin(np.arange(VOCAB), head.ids)
-            other[off] *= head.tail / max(other[off].sum(), 1e-300)
-            if np.array_equal(head_by_score(Dist.dense(other), params, position, len(head.ids)).ids, head.ids):
-                assert truth(exact, other, weight, params, position) == token
+            kept = np.isin(np.arange(VOCAB), head.ids)
+            drawn = np.where(kept, row, generator.random(VOCAB) ** 3)
+            drawn[~kept] *= head.tail / max(drawn[~kept].sum(), 1e-300)
+            if np.array_equal(head_by_score(Dist.dense(drawn), params, position, len(head.ids)).ids, head.ids):
+                assert truth(exact, drawn, weight, params, position) == token
     assert num_exact > 40
 
 
@@ -217,26 +218,26 @@ def own_of(dist: Dist, params: SamplingParams, position: int) -> OwnDist:
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("vocab", [40, 300, 2000])
 def test_targets_are_those_of_the_whole_rows(name: str, kind: str, vocab: int) -> None:
-    """Each level by itself: none may decide otherwise, whichever side decides; and only heads are read at first."""
+    """Each level by itself: none may decide otherwise, whichever side decides; and only heads are read at first. The
+    same of rows that are known as a whole, and where the target's distribution is needed."""
     params, rng = SAMPLINGS[name], np.random.default_rng(vocab)
-    aggregator = make_aggregator("mixture", params, vocab_size=vocab)
-    for position in range(20 * DEPTH):
+    for position in range(30 * DEPTH):
+        heads, needs_dists = ((True, False), (False, False), (False, True))[position % 3]
+        aggregator = make_aggregator("mixture", params, needs_dists=needs_dists, vocab_size=vocab)
         dists = rows(rng, vocab, kind)
         cloud = float(rng.choice([0.03, 0.5, 0.8]))
         mixed = mix_weighted(list(dists), [cloud, 1.0 - cloud])
         truth = sample(filter_top(mixed, params), params, position)
-        weights = {"cloud": cloud, "device": 1.0 - cloud}
-        owns = [rounded(rng, own_of(dist, params, position)) for dist in dists]
-        for side, own, peer in (("cloud", owns[0], owns[1]), ("device", owns[1], owns[0])):
+        weights: dict[Side, float] = {"cloud": cloud, "device": 1.0 - cloud}
+        owns = [rounded(rng, own_of(dist, params, position)) if heads else OwnDist.of(dist) for dist in dists]
+        for side, own, peer in zip(SIDES, owns, owns[::-1], strict=True):
             for level in range(LAST_LEVEL + 1):
-                sent = aggregator.to_wire("device" if side == "cloud" else "cloud", peer, position, level)
+                sent = aggregator.to_wire(other(side), peer, position, level)
                 assert sent.head is not None
                 head = decode_head(encode_head(sent.head, precise=level > 0), vocab)
                 theirs = PeerDist(sent.token, head, level)
                 for from_heads in (True, False):
-                    target = aggregator.decide(
-                        "cloud" if side == "cloud" else "device", own, theirs, weights, position, from_heads=from_heads
-                    )
+                    target = aggregator.decide(side, own, theirs, weights, position, from_heads=from_heads)
                     assert target is None or target.token == truth
             assert target is not None, "the last level always decides"
 

@@ -44,27 +44,19 @@ def steps_of(rho: float, draft_s: float, send_s: float, verify_s: float) -> Call
     return predict
 
 
-@given(shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.01, 0.5), st.floats(0.0, 50.0), st.floats(0, 50))
-def test_more_energy_spent_never_drafts_more(
-    rho: float, draft_s: float, send_s: float, verify_s: float, backlog: float, further: float
+@given(shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.01, 0.5), st.floats(0.0, 99.0), st.floats(0, 1))
+def test_no_other_number_of_drafts_has_more_utility(
+    rho: float, draft_s: float, send_s: float, verify_s: float, backlog: float, earned: float
 ) -> None:
+    """So a higher debt never chooses what costs more beyond the budget; its drafts become more only where accepted ones
+    earn energy."""
     predict = steps_of(rho, draft_s, send_s, verify_s)
-    lengths = [
-        choose_length(predict, partial(utility, backlog=each, weight=10.0), least=0, most=MOST)
-        for each in (backlog, backlog + further)
-    ]
-    assert lengths[1] <= lengths[0]
-
-
-@given(shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.0, 5.0))
-def test_no_other_number_of_drafts_has_more_utility(rho: float, draft_s: float, send_s: float, backlog: float) -> None:
-    predict = steps_of(rho, draft_s, send_s, 0.1)
 
     def worth(drafts: int) -> float:
         step = predict(drafts)
-        return 10.0 * (step.tokens / step.seconds) - backlog * step.joules
+        return 10.0 * (step.tokens / step.seconds) - backlog * (step.joules - earned * step.tokens)
 
-    same = partial(utility, backlog=backlog, weight=10.0)
+    same = partial(utility, backlog=backlog, weight=10.0, earned=earned)
     chosen = choose_length(predict, same, least=1, most=MOST)
     assert all(worth(chosen) > worth(less) for less in range(1, chosen))
     assert all(worth(chosen) >= worth(more) for more in range(chosen, MOST + 1))
@@ -98,14 +90,6 @@ def test_the_papers_threshold_and_a_path_by_hand() -> None:
 def test_a_first_token_of_high_entropy_is_not_drafted() -> None:
     assert not EntropyGate().admits(0.67)  # above 2.2 H_th
     assert EntropyGate().admits(0.66)
-
-
-def test_operations_of_the_papers_draft_model() -> None:
-    """Specs 2.1, by hand: about 615 MFLOP a token behind 500 rows."""
-    flops = QWEN.flops(1, 500)
-    assert flops == pytest.approx(615e6, rel=0.01)
-    with_head = ModelShape(24, 896, 4864, vocab=151_936)
-    assert with_head.flops(1, 500) - flops == pytest.approx(272e6, rel=0.01)
 
 
 def test_grouped_queries_take_less_and_a_gate_more() -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lab.configs import a_config, changed
 from lab.simulation import Network, SimulatedRequest, Simulation, Watts
@@ -19,11 +16,8 @@ from paceline.core.offloading import (
     EnergyDebt,
     EnergyQueue,
     OffloadStats,
-    Prediction,
     SecondGuesses,
     Unit,
-    choose_length,
-    utility,
 )
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import FakeEngine
@@ -277,20 +271,3 @@ def test_the_debt_is_bounded_where_the_least_draft_fits_the_budget() -> None:
         for _ in range(STEPS):
             world.play()
             assert queue.backlog <= bound
-
-
-@given(st.floats(0.05, 0.99), st.floats(0.01, 0.5), st.floats(0.0, 1.0), st.floats(0.0, 100.0), st.floats(0.0, 100.0))
-def test_with_joules_a_token_a_higher_debt_never_chooses_what_costs_more_beyond_the_budget(
-    rho: float, draft_j: float, earned: float, backlog: float, further: float
-) -> None:
-    """Its drafts may become more: accepted ones earn energy."""
-
-    def predict(drafts: int) -> Prediction:
-        tokens = sum(rho**place for place in range(drafts + 1))
-        return Prediction(tokens, BOUND_VERIFY_S + BOUND_DRAFT_S * drafts, draft_j * drafts)
-
-    def beyond(debt: float) -> float:
-        chosen = choose_length(predict, partial(utility, backlog=debt, weight=10.0, earned=earned), least=0, most=MOST)
-        return predict(chosen).joules - earned * predict(chosen).tokens
-
-    assert beyond(backlog + further) <= beyond(backlog) + 1e-9

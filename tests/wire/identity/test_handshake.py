@@ -17,7 +17,6 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import decode, encode
 from paceline.wire.effects import (
     Authenticate,
-    Connected,
     Deliver,
     Disconnected,
     Effect,
@@ -29,7 +28,7 @@ from paceline.wire.effects import (
 )
 from paceline.wire.identity import CHALLENGE, PAUSE_S, CloudRenewal, DeviceRenewal, DiallerHandshake
 from paceline.wire.link import LinkMachine, LinkState, Role
-from paceline.wire.messages import NONCE_BYTES, VERSION, Challenge, Hello, KeyKept, NewKey, RenewKey, Welcome
+from paceline.wire.messages import NONCE_BYTES, VERSION, Challenge, Hello, KeyKept, NewKey, RenewKey
 from tests.depth import DEPTH
 from tests.wire.identities import (
     CLOUD,
@@ -283,15 +282,6 @@ def test_what_is_signed_can_be_read_in_one_way_only(first: list[bytes], second: 
 
 
 # ---- ordinary use ---------------------------------------------------------------------------------------------------
-def test_a_device_with_two_keys_is_told_which_one_the_cloud_holds() -> None:
-    device, cloud = LinkMachine(device_end(DEVICE, STRANGER, LAPTOP)), LinkMachine(cloud_end())
-    at_device, at_cloud = shake_hands(device, cloud)
-    assert any(isinstance(effect, Connected) for effect in at_device)
-    welcome = next(effect.data for effect in at_cloud if isinstance(effect, Transmit))
-    message = decode(welcome)
-    assert isinstance(message, Welcome) and message.key == LAPTOP.public_key
-
-
 def test_both_ends_compute_one_identifier_and_no_two_connections_share_it() -> None:
     found = set()
     for _ in range(3):
@@ -376,7 +366,8 @@ def test_a_key_is_renewed_again_from_the_renewed_one() -> None:
 
 @pytest.mark.parametrize("stored", [False, True], ids=["before the cloud stored it", "after"])
 def test_a_link_lost_in_mid_renewal_locks_nobody_out(stored: bool) -> None:
-    """The device holds both keys then, and shows both: whichever the cloud has, it is let in, and drops the other."""
+    """The device holds both keys then, and shows both: whichever the cloud has, it is let in, told, and drops the
+    other."""
     held = NEW if stored else LAPTOP
     device, cloud = LinkMachine(device_end(DEVICE, LAPTOP, NEW)), LinkMachine(cloud_end())
     proof = challenged(device, cloud)
