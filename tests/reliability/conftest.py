@@ -22,6 +22,9 @@ pytest_collection_modifyitems = slow_in(__file__)
 SEED = 1  # without --seed
 
 
+Size = Callable[[int, int], int]  # size(short, nightly): how many of something this run takes
+
+
 class Figure(Protocol):
     def __call__(
         self, what: str, value: float, *, at_most: float | None = None, at_least: float | None = None, unit: str = ""
@@ -46,8 +49,7 @@ def figure(record_property: Callable[[str, object], None]) -> Figure:
 
 
 @pytest.fixture
-def size(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
-    """size(short, nightly): how many of something this run takes."""
+def size(request: pytest.FixtureRequest) -> Size:
     nightly = bool(request.config.getoption("nightly", default=False))
     return lambda short, long: long if nightly else short
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import quantile
 from tests.reliability.streams import Stream
 from tests.strategies import oracle
@@ -64,7 +63,7 @@ def ask_and_kill(pair: Pair, drafts: Shape, messages: int) -> tuple[Stream, floa
 
 @pytest.mark.anyio
 async def test_an_agent_killed_at_any_token_leaves_a_whole_marked_answer(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+    tmp_path: Path, size: Size, figure: Figure
 ) -> None:
     kills, gaps = size(3, MAX_TOKENS), list[float]()
     with running_pair(tmp_path, stoppable=True) as pair:

@@ -6,7 +6,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -17,7 +17,7 @@ from paceline.commands.demo import Child, configured
 from paceline.core.clock import SILENCE_S
 from paceline.core.side import SIDES, Side, other
 from tests.e2e.pair import DEVICE, DOCUMENTS, Pair, running_pair
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import quantile
 from tests.reliability.streams import WAIT_S, Stream, until
 
@@ -92,7 +92,7 @@ def test_a_stopped_peer_is_passed_over_and_taken_in_again_when_it_is_continued(
     undisturbed: dict[Side, Stream],
     front: Side,
     figure: Figure,
-    size: Callable[[int, int], int],
+    size: Size,
     rng: random.Random,
 ) -> None:
     """Nothing of the delivered text is lost, repeated or changed, and the stream ends in order."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from paceline.commands.demo import configured
 from tests.api.responses.test_resume import events_in, read, server
 from tests.api.scripted import WAIT
 from tests.postgres import home
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import quantile
 
 STREAMS = 3
@@ -24,7 +23,7 @@ STREAMS = 3
 
 @pytest.mark.usefixtures("kept")
 def test_every_event_comes_once_from_the_process_after_the_killed_one(
-    tmp_path: Path, size: Callable[[int, int], int], rng: random.Random, figure: Figure
+    tmp_path: Path, size: Size, rng: random.Random, figure: Figure
 ) -> None:
     """Also where the client is cut off a second time, before the first event."""
     waits, finished = [], None

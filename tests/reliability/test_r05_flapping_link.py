@@ -22,7 +22,7 @@ from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import Introduction
 from tests.e2e.pair import DEVICE, QUESTION, running_pair, started
 from tests.postgres import registry_of
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import quantile
 from tests.reliability.streams import WAIT_S, Stream
 
@@ -30,7 +30,7 @@ PACE = "forward=10ms"
 
 
 def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
-    tmp_path: Path, size: Callable[[int, int], int], rng: random.Random, figure: Figure
+    tmp_path: Path, size: Size, rng: random.Random, figure: Figure
 ) -> None:
     """Two questions are all that the device answers: joining one again costs none."""
     cuts, tokens = size(5, 100), size(100, 512)
@@ -71,9 +71,7 @@ def test_an_answer_that_pauses_at_each_cut_is_the_undisturbed_one(
 
 
 @pytest.mark.anyio
-async def test_a_storm_of_devices_returns_to_a_restarted_server(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
-) -> None:
+async def test_a_storm_of_devices_returns_to_a_restarted_server(tmp_path: Path, size: Size, figure: Figure) -> None:
     """Each has its own key and its own link; clients meanwhile get answers, and no 5xx once the server is there."""
     count = size(8, 500)
     model = fake_model()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import pytest
 
 from paceline.commands.demo import configured
 from tests.api.responses.test_resume import server
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.streams import WAIT_S, until
 
 BODY = {"model": "fake", "max_tokens": 500, "logit_bias": {"256": -100}, "stream": True}
@@ -45,7 +45,7 @@ def descriptors(process: int) -> int:
 
 
 def test_answers_of_clients_that_leave_end_and_give_back_their_memory_and_descriptors(
-    site: tuple[int, httpx.Client], size: Callable[[int, int], int], figure: Figure
+    site: tuple[int, httpx.Client], size: Size, figure: Figure
 ) -> None:
     process, http = site
     count = size(25, 300)

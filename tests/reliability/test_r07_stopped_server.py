@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -15,16 +14,14 @@ from paceline.commands.demo import configured
 from tests.api.responses.test_resume import server
 from tests.api.scripted import WAIT
 from tests.postgres import home
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.streams import Stream
 from tests.reliability.test_long_questions import ended
 
 TOKENS = 60
 
 
-def test_streams_end_whole_and_late_requests_are_refused(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_streams_end_whole_and_late_requests_are_refused(tmp_path: Path, size: Size, figure: Figure) -> None:
     with server(tmp_path, *configured(tmp_path, "tuning.emulate = 'forward=20ms'")) as (process, http):
         url = str(http.base_url).rstrip("/")
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": TOKENS, "logit_bias": {"256": -100}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import pytest
 
 from paceline.commands.demo import Children
 from tests.e2e.pair import QUESTION, running_pair, started
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.streams import WAIT_S, Stream
 
 FIRST_TOKEN_S = 2.5  # a second after the threshold of 1.5 s
@@ -40,9 +40,7 @@ def enrolled_agent(directory: Path, cloud: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("cloud", ["dead", "mute"])
-def test_a_cloud_that_was_never_there_is_not_waited_for(
-    tmp_path: Path, cloud: str, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_a_cloud_that_was_never_there_is_not_waited_for(tmp_path: Path, cloud: str, size: Size, figure: Figure) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"  # takes connections, and never says a word
         if cloud == "dead":
@@ -60,7 +58,7 @@ def test_a_cloud_that_was_never_there_is_not_waited_for(
 
 
 def test_a_linked_cloud_that_is_stopped_before_the_question_is_passed_over(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+    tmp_path: Path, size: Size, figure: Figure
 ) -> None:
     slowest: dict[str, float] = {}
     for number in range(size(1, 10)):

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from tests.e2e.pair import running_pair
 from tests.postgres import home, rows, sound
 from tests.rag.store import test_documents_crash as managed
 from tests.rag.store import test_library_crash as uploaded
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 SENTENCES = {managed.CHANGER: 20, uploaded.CHANGER: 40}  # of each text that a changer writes
 
@@ -65,7 +64,7 @@ def whole(folder: Path, sentences: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("encrypt", [False, True], ids=["plain", "encrypted"])
 def test_a_kill_at_any_step_leaves_each_document_whole_or_absent(
-    tmp_path: Path, encrypt: bool, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+    tmp_path: Path, encrypt: bool, figure: Figure, size: Size, rng: random.Random
 ) -> None:
     seen = set()
     kills = size(6, 100)
@@ -83,7 +82,7 @@ def test_a_kill_at_any_step_leaves_each_document_whole_or_absent(
 
 @pytest.mark.usefixtures("kept")
 def test_commands_beside_a_server_lose_nothing_and_revocations_are_heard(
-    tmp_path: Path, figure: Figure, size: Callable[[int, int], int]
+    tmp_path: Path, figure: Figure, size: Size
 ) -> None:
     rounds = size(1, 20)
     with running_pair(tmp_path) as pair:

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 import httpx
@@ -23,7 +23,7 @@ from lab.baselines.dragon import Shape, shaped
 from paceline.core.side import SIDES, Side
 from tests.depth import DEPTH
 from tests.e2e.pair import QUESTION, Pair
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.honest import SCHEMA, STRICT, client_of
 
 pytestmark = pytest.mark.anyio
@@ -145,7 +145,7 @@ async def resumed(http: httpx.AsyncClient, body: Mapping[str, object], after: in
 
 
 async def test_an_answer_is_the_same_however_it_is_computed(
-    pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    pair: Pair, rng: random.Random, size: Size, figure: Figure
 ) -> None:
     """In the short run each form is written in half of the ways, drawn for it, which stream or answer whole in turn."""
     nightly = bool(size(0, 1)) or DEPTH > 1

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from contextlib import ExitStack
 
 from paceline.engine.fake import fake_model
 from paceline.wire.close_codes import CloseCode
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.mutation import Mutator
 from tests.reliability.raw_websocket import CLOSE, TEXT, RawLink, broken_frames, frame, until_closed
 from tests.reliability.real_server import Honest, RealServer, calm_p95, quantile
@@ -19,7 +18,7 @@ NAMED = {1000, 1001, 1002, 1003, 1005, 1006, 1007, 1008, 1009, *CloseCode}
 
 
 def test_malformed_frames_close_their_connection_and_nothing_else(
-    hall: RealServer, size: Callable[[int, int], int], rng: random.Random, figure: Figure
+    hall: RealServer, size: Size, rng: random.Random, figure: Figure
 ) -> None:
     mutator = Mutator(rng, vocab_size=fake_model().tokenizer.vocab_size)
     calm = calm_p95(hall)

@@ -26,7 +26,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.messages import ANSWERED_BY, CloseSession, KeyKept, OpenSession, RenewKey
 from tests.e2e.pair import started
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.honest import ALONE, ask_strictly, client_of
 from tests.reliability.mutated_drafts import Aim
 from tests.reliability.mutated_fields import FORGED, JOINT
@@ -162,7 +162,7 @@ def unharmed(children: Children, child: Child) -> str:
 
 
 async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor_an_answer(
-    tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    tmp_path: Path, rng: random.Random, size: Size, figure: Figure
 ) -> None:
     with Children(tmp_path) as children:
         server, state = started(children, "cloud", "serve"), str(tmp_path / "cloud")
@@ -199,7 +199,7 @@ async def test_a_device_that_sends_mutated_messages_harms_neither_the_server_nor
 
 
 async def test_a_cloud_that_sends_mutated_messages_harms_no_agent_and_learns_no_mark(
-    tmp_path: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    tmp_path: Path, rng: random.Random, size: Size, figure: Figure
 ) -> None:
     notes = tmp_path / "notes"
     notes.mkdir()

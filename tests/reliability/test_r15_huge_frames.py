@@ -4,10 +4,9 @@ a device that is admitted has said who it is."""
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from contextlib import ExitStack
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.raw_websocket import BINARY, PING, RawLink, frame, until_closed
 from tests.reliability.real_server import Honest, RealServer
 
@@ -28,9 +27,7 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
 }
 
 
-def test_frames_without_end_cost_little_and_end_soon(
-    hall: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_frames_without_end_cost_little_and_end_soon(hall: RealServer, size: Size, figure: Figure) -> None:
     number = size(6, 70)  # of each
     with ExitStack() as stack, Honest(hall.url) as honest:
         before = hall.rss()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
 import httpx
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import UPGRADE, WAIT, RealServer, ends, many_files, quantile, strangers
 
 HALVES = {
@@ -21,9 +20,7 @@ HALVES = {
 }
 
 
-def test_half_open_handshakes_keep_nobody_out_and_are_dropped(
-    hall: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_half_open_handshakes_keep_nobody_out_and_are_dropped(hall: RealServer, size: Size, figure: Figure) -> None:
     number = size(100, 400)  # of each kind; more than the 512 of one address, so that the oldest are cut
     took: list[float] = []
     headers = {"authorization": "Bearer ann"}

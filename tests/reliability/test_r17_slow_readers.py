@@ -6,10 +6,9 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import NO_END, WAIT, RealServer, calm_p95
 
 LONG = {"model": "fake", "input": "Hi", "stream": True, "background": True}
@@ -31,9 +30,7 @@ def unread(server: RealServer, stack: ExitStack, request: bytes) -> socket.socke
     return each
 
 
-def test_slow_readers_cost_little_and_nobody_else(
-    hall: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_slow_readers_cost_little_and_nobody_else(hall: RealServer, size: Size, figure: Figure) -> None:
     number = size(10, 100)
     calm = calm_p95(hall)
     body = {"model": "fake", "stream": True, "max_tokens": size(200, 600), **NO_END}

@@ -6,7 +6,6 @@ Against machines without sockets: tests/wire/identity/test_handshake.py, 10,000 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -14,7 +13,7 @@ from device_agent.cloud import link_url
 from paceline.runtime.link.transport import TransportClosed, dial
 from paceline.wire.codec import decode, encode
 from paceline.wire.messages import Ping, Welcome
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.raw_link import device_link, enrolled
 from tests.reliability.real_server import RealServer
 from tests.wire.samples import opening
@@ -39,7 +38,7 @@ async def answers(url: str, frames: list[bytes]) -> list[bytes]:
 
 
 async def test_no_frame_that_was_seen_lets_anybody_in(
-    hall: RealServer, size: Callable[[int, int], int], rng: random.Random, figure: Figure
+    hall: RealServer, size: Size, rng: random.Random, figure: Figure
 ) -> None:
     credential = await enrolled(hall.url, hall.directory / "state", "replayed")
     seen: list[list[bytes]] = []

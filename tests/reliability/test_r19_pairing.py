@@ -8,7 +8,6 @@ import base64
 import math
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.identity import ALPHABET, BY_DEVICE, GROUP_LETTERS, GROUPS, code_secrets, request_bytes
 from paceline.wire.messages import VERSION
 from server.devices import MAX_TRIES
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.raw_link import RawLink, device_link, enrolled
 from tests.reliability.real_server import WAIT, RealServer, hurried, real_server
 from tests.server.test_programs import STARTER
@@ -55,7 +54,7 @@ def guess(rng: random.Random, code_id: str = "") -> dict[str, Any]:
 
 
 async def test_guesses_hit_no_code_and_void_one(
-    hall: RealServer, size: Callable[[int, int], int], rng: random.Random, figure: Figure
+    hall: RealServer, size: Size, rng: random.Random, figure: Figure
 ) -> None:
     registry, hits, tries = hall.registry(), 0, size(100, 10_000)
     for number in range(8):
@@ -85,7 +84,7 @@ async def test_guesses_hit_no_code_and_void_one(
     figure("hits", hits, at_most=0)
 
 
-async def test_of_devices_that_race_for_a_code_one_wins(hall: RealServer, size: Callable[[int, int], int]) -> None:
+async def test_of_devices_that_race_for_a_code_one_wins(hall: RealServer, size: Size) -> None:
     for number in range(size(3, 100)):
         code = hall.registry().add(f"raced-{number}")
         ends = await asyncio.gather(*(exchange(hall.url, code) for _ in range(2)), return_exceptions=True)

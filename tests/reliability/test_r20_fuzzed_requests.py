@@ -5,18 +5,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
 
 import httpx
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.mutated_requests import RequestMutator
 from tests.reliability.real_server import Honest, RealServer
 
 
-def test_no_request_makes_the_server_fail(
-    hall: RealServer, size: Callable[[int, int], int], rng: random.Random, figure: Figure
-) -> None:
+def test_no_request_makes_the_server_fail(hall: RealServer, size: Size, rng: random.Random, figure: Figure) -> None:
     mutator, statuses, before = RequestMutator(rng), Counter[int](), hall.rss()
     with Honest(hall.url) as honest, hall.client("bert") as http:
         for _ in range(size(200, 40_000)):

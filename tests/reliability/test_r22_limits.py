@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import BODY, WAIT, Honest, RealServer, calm_p95
 
 MESSAGE = {"role": "user", "content": "Hi"}
@@ -80,9 +79,7 @@ def flood(url: str, number: int) -> list[int]:
     return asyncio.run(all_of_them())
 
 
-def test_the_heaviest_requests_hold_nobody_up(
-    hall: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_the_heaviest_requests_hold_nobody_up(hall: RealServer, size: Size, figure: Figure) -> None:
     # In a process of its own, so that what the flood costs its sender is not measured as the server's gaps.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as other:
         other.submit(flood, hall.url, 0).result()  # it has begun

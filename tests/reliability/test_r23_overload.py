@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from paceline.commands.demo import configured
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.real_server import BODY, NO_END, SMALL, WAIT, RealServer, many_files, quantile, real_server
 
 PLACES = 24  # answers of one key at once, in the small server
@@ -72,9 +72,7 @@ class Load:
             await asyncio.sleep(float(answer.headers["retry-after"]))  # without one it is a KeyError
 
 
-def test_five_times_too_much_is_refused_and_the_rest_is_answered(
-    small: RealServer, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_five_times_too_much_is_refused_and_the_rest_is_answered(small: RealServer, size: Size, figure: Figure) -> None:
     answers = size(48, 2000)
     peak = Load(small.url, "ann", PLACES, answers)
     asyncio.run(peak.run())

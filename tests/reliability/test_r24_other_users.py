@@ -12,7 +12,7 @@ import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 
 from paceline.commands.demo import Children
 from tests.e2e.pair import started
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 USERS = ("ann", "bert", "cleo", "dora", "emil")
 PARAMETERS = ("file_id", "store_id", "response_id", "batch_id", "conversation_id", "item_id")
@@ -101,7 +101,7 @@ def without(text: str, *ids: str) -> str:
 
 
 def test_another_user_s_id_is_answered_as_one_that_never_was(
-    users: list[User], rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    users: list[User], rng: random.Random, size: Size, figure: Figure
 ) -> None:
     paths = own_paths(users[0])
     before = [user.snapshot(paths) for user in users]
@@ -162,7 +162,7 @@ def test_foreign_ids_in_bodies_cursors_and_lists_open_nothing(users: list[User])
 
 
 def test_refusals_of_foreign_ids_take_as_long_as_those_of_unknown_ones(
-    users: list[User], rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    users: list[User], rng: random.Random, size: Size, figure: Figure
 ) -> None:
     ann, bert = users[:2]
     times: dict[str, list[float]] = {"foreign": [], "unknown": []}
@@ -184,7 +184,7 @@ def auc(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def test_no_answer_is_cheaper_because_another_key_has_asked(
-    users: list[User], rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    users: list[User], rng: random.Random, size: Size, figure: Figure
 ) -> None:
     ann, bert = users[:2]
 
@@ -220,7 +220,7 @@ def test_no_answer_is_cheaper_because_another_key_has_asked(
 
 
 def test_no_text_is_read_sooner_because_another_key_has_had_it_read(
-    users: list[User], rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    users: list[User], rng: random.Random, size: Size, figure: Figure
 ) -> None:
     ann, bert = users[:2]
 

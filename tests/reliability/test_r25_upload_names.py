@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,7 +13,7 @@ import httpx
 from tests.e2e.pair import Server
 from tests.postgres import home, rows
 from tests.rag.parsing.made import CONTAINER, archive
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 CANARY = "the canary"
 SEEDS = (
@@ -50,7 +49,7 @@ def tree(folder: Path) -> set[Path]:
 
 
 def test_no_name_no_archive_member_and_no_link_leads_outside(
-    server: Server, tmp_path: Path, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+    server: Server, tmp_path: Path, figure: Figure, size: Size, rng: random.Random
 ) -> None:
     canary = tmp_path / "canary.txt"
     canary.write_text(CANARY)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.listening import Heard
 
 HOSTS = (
@@ -71,9 +71,7 @@ def requests(url: str) -> Iterator[tuple[str, dict[str, object]]]:
     yield "/v1/vector_stores", {"name": url, "file_ids": [url], "metadata": {"a": url}}
 
 
-def test_no_url_in_a_request_or_a_file_is_fetched(
-    heard: Heard, rng: random.Random, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_no_url_in_a_request_or_a_file_is_fetched(heard: Heard, rng: random.Random, size: Size, figure: Figure) -> None:
     http, listener = heard.http, heard.listener
     assert listener.counts(), "the control: a program that fetches is counted"
     urls = targets(rng, listener.port, size(16, 100))

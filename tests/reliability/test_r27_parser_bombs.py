@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import psutil
 
@@ -15,7 +14,7 @@ from paceline.rag.parsing.process import ParserProcess
 from tests.e2e.pair import Server
 from tests.rag.parsing import made
 from tests.rag.parsing.test_bombs import BOMBS
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 QUICK = (  # those that need no limit on time to end
     "zip of zeros", "zip of many members", "zip that understates", "XML entities in DOCX", "XML entities in EPUB",
@@ -33,9 +32,7 @@ TEXTS = {
 CHAPTERS = {name: b"<html><body><h1>a</h1><p>Boats moor.</p></body></html>" for name in ("one", "two")}
 
 
-def test_bombs_fail_with_a_sentence_beside_honest_requests(
-    server: Server, figure: Figure, size: Callable[[int, int], int]
-) -> None:
+def test_bombs_fail_with_a_sentence_beside_honest_requests(server: Server, figure: Figure, size: Size) -> None:
     process = psutil.Process(server.child.process.pid)
     kinds = list(BOMBS)[: size(0, len(BOMBS))] or list(QUICK)
     kinds = [kind for kind in kinds if kind != "too large a file"]  # refused before it is stored
@@ -93,9 +90,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed[:1_000_000])
 
 
-def test_damaged_documents_are_read_or_refused(
-    rng: random.Random, figure: Figure, size: Callable[[int, int], int]
-) -> None:
+def test_damaged_documents_are_read_or_refused(rng: random.Random, figure: Figure, size: Size) -> None:
     """Also under the names of others."""
     pdf = made.pdf([made.shown("Boats moor here.")] * 2, "Harbour", compressed=True)
     samples = {**TEXTS, "a.pdf": pdf, "a.docx": made.word_document(), "a.epub": made.book(CHAPTERS, ["one", "two"])}

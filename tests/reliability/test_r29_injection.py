@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ import pytest
 from paceline.engine.loader import load_model
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.models import CLOUD, DEVICE
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.listening import Heard, Listener
 
 FETCH = {
@@ -49,7 +48,7 @@ def poison(number: int, listener: Listener, written: Path) -> str:
 
 
 def test_nothing_in_retrieved_text_is_executed_or_fetched(
-    heard: Heard, tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+    heard: Heard, tmp_path: Path, size: Size, figure: Figure
 ) -> None:
     assert heard.listener.counts(), "the control: a program that fetches is counted"
     http, written = heard.http, tmp_path / "written"
@@ -109,7 +108,7 @@ def test_nothing_in_retrieved_text_is_executed_or_fetched(
 
 @pytest.mark.parametrize("folder", [DEVICE, CLOUD], ids=["device", "cloud"])
 def test_a_passage_cannot_leave_its_place_in_the_prompt(
-    folder: Path, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    folder: Path, rng: random.Random, size: Size, figure: Figure
 ) -> None:
     tokenizer = load_model(str(folder), threads=1).tokenizer
     assert isinstance(tokenizer, Tokenizer)

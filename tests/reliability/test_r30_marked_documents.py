@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,7 +19,7 @@ from paceline.core.side import Side
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession, SessionFrame
 from tests.e2e.pair import Pair, running_pair
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 MARK_BYTES = 8
 SHINGLE = 8  # bytes, which are tokens of the fake model
@@ -86,9 +86,7 @@ def marked(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
             assert not list(directory.rglob("tables/*.safetensors")), "no table outlives what was read"
 
 
-def test_no_mark_leaves_the_device_at_any_level(
-    marked: Marked, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_no_mark_leaves_the_device_at_any_level(marked: Marked, size: Size, figure: Figure) -> None:
     assert marked.found((marked.files("device-notes")[0]).read_bytes()), "the search finds what there is"
     counts: Counter[str] = Counter()
     chats = size(4, 200)

@@ -7,21 +7,19 @@ docs/privacy.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pytest
 
 from bench import leakage
 from bench.report import Options
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 
 ASKED = 0.05  # AUC beyond the text
 SHORT = ("document-private, mixture",)
 
 
-def test_a_cloud_learns_little_beyond_the_text(
-    monkeypatch: pytest.MonkeyPatch, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_a_cloud_learns_little_beyond_the_text(monkeypatch: pytest.MonkeyPatch, size: Size, figure: Figure) -> None:
     count = size(5, 150)
     levels: Mapping[str, tuple[str, str]] = leakage.LEVELS
     if count < 150:

@@ -8,7 +8,6 @@ import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from paceline.errors import PacelineError
 from tests.e2e.pair import Server
 from tests.postgres import sample, tables
 from tests.rag.store.sealed import MARKS, content, filled, holding
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.streams import until
 
 UPLOADED = "The cellar below the quixotic inn opens with the word yggdrasil.\n"
@@ -185,7 +184,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 def test_no_flipped_bit_changes_what_is_read(
-    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Size, rng: random.Random
 ) -> None:
     """A bit of any file of the store, the database's own structure included."""
     source, file, store = made
@@ -209,7 +208,7 @@ def test_no_flipped_bit_changes_what_is_read(
 
 
 def test_every_flipped_bit_of_a_sealed_value_is_told(
-    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Callable[[int, int], int], rng: random.Random
+    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Size, rng: random.Random
 ) -> None:
     source, file, store = made
     truth = content(source, file, store)

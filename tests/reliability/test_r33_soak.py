@@ -12,7 +12,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -23,7 +23,7 @@ import pytest
 from lab.baselines.dragon import shaped
 from paceline.core.side import SIDES
 from tests.e2e.pair import QUESTION, Pair
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.honest import STRICT, client_of
 
 pytestmark = pytest.mark.anyio
@@ -121,7 +121,7 @@ async def _until(answer: httpx.Response, lines: int | None) -> AsyncIterator[str
 
 
 async def test_a_pair_that_has_served_many_sessions_is_as_it_was(
-    pair: Pair, rng: random.Random, size: Callable[[int, int], int], figure: Figure
+    pair: Pair, rng: random.Random, size: Size, figure: Figure
 ) -> None:
     soak = Soak(pair, rng)
     nightly_s, per_sample, enough = size(0, 3600), size(12, 200), size(3, 12)

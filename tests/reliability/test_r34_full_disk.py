@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import pytest
 from paceline.commands.demo import Children
 from tests.e2e.pair import Server
 from tests.postgres import RealPostgres, home, on_postgres, sound
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.streams import until
 
 LIMIT = 48 << 10  # bytes of any file: the programs' logs are shorter
@@ -140,9 +140,7 @@ def goes_on(server: Server) -> float:
     return took
 
 
-def test_a_full_disk_is_told_without_paths_and_damages_nothing(
-    server: Server, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_a_full_disk_is_told_without_paths_and_damages_nothing(server: Server, size: Size, figure: Figure) -> None:
     assert writes(server)
     kept, rounds = server.call("GET", "/v1/files").json()["data"], size(8, 200)
     with full(server):
@@ -156,9 +154,7 @@ def test_a_full_disk_is_told_without_paths_and_damages_nothing(
     figure("writes again after", goes_on(server), unit="s")
 
 
-def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
-) -> None:
+def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(tmp_path: Path, size: Size, figure: Figure) -> None:
     state, rounds = tmp_path / "state", size(2, 60)
     with small_disk(state, 32), Children(tmp_path) as children:
         server = Server(children, tmp_path)
@@ -176,7 +172,7 @@ def test_a_disk_without_a_byte_left_is_told_and_damages_nothing(
 
 
 def test_a_database_without_a_byte_left_is_told_and_loses_nothing(
-    tmp_path: Path, postgres: RealPostgres, size: Callable[[int, int], int], figure: Figure, rng: random.Random
+    tmp_path: Path, postgres: RealPostgres, size: Size, figure: Figure, rng: random.Random
 ) -> None:
     """Where its tables lie; its log has a disk of its own, without which PostgreSQL ends."""
     rounds = size(3, 60)
@@ -206,7 +202,7 @@ def test_a_database_without_a_byte_left_is_told_and_loses_nothing(
 
 @pytest.mark.embedded("a failing disk")
 def test_what_was_acknowledged_is_on_a_disk_whose_writes_failed_meanwhile(
-    tmp_path: Path, size: Callable[[int, int], int], figure: Figure
+    tmp_path: Path, size: Size, figure: Figure
 ) -> None:
     """fsync fails, and what the page cache holds is not on the disk. The process is killed, the disk mounted anew."""
     uploads = size(12, 200)

@@ -20,7 +20,7 @@ from paceline.errors import LinkClosed
 from paceline.runtime.link.connection import Link
 from paceline.wire.messages import CloseSession, EvidenceWeight, OpenSession, SessionFrame, Targets
 from tests.e2e.pair import started
-from tests.reliability.conftest import Figure
+from tests.reliability.conftest import Figure, Size
 from tests.reliability.honest import STRICT
 from tests.reliability.raw_link import introduction
 
@@ -171,7 +171,7 @@ async def test_a_device_writes_no_line_of_its_own_into_the_log(rogue: Rogue) -> 
 
 
 async def test_a_device_that_decides_slowly_holds_up_its_own_answer_only(
-    rogue: Rogue, size: Callable[[int, int], int], figure: Figure
+    rogue: Rogue, size: Size, figure: Figure
 ) -> None:
     """It decides one token for every whole answer of another client, which is about one a second: no beat is missed."""
     tokens = size(12, 1200)
