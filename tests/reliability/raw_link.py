@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -196,18 +197,25 @@ class _Nobody:
 
 
 @asynccontextmanager
+async def serving(listener: socket.socket, registry: Registry, live: Links) -> AsyncIterator[None]:
+    """The real routes of a server, and no node behind them."""
+    ready = asyncio.Event()
+    server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(server.serve([listener]))
+        await ready.wait()
+        try:
+            yield
+        finally:
+            server.stop()
+
+
+@asynccontextmanager
 async def raw_cloud(state: Path, known: Introduction) -> AsyncIterator[tuple[str, Registry, RawLinks]]:
     """URL, registry and links of a cloud that does nothing by itself. known: how it introduces itself."""
     with closing(listen("127.0.0.1", 0)) as listener:
         registry = Registry(state)
         live = RawLinks(registry, _Nobody().on_link, lambda: known, key=PrivateKey.generate())
         live.links, live.known, live.keys = asyncio.Queue(), known, []
-        ready = asyncio.Event()
-        server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve([listener]))
-            await ready.wait()
-            try:
-                yield url_of(listener), registry, live
-            finally:
-                server.stop()
+        async with serving(listener, registry, live):
+            yield url_of(listener), registry, live

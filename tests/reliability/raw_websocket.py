@@ -144,30 +144,19 @@ def _server_frame(data: bytes) -> tuple[int, bytes, bytes] | None:
 def broken_frames(rng: random.Random, garbage: bytes) -> bytes:
     """Some frames that no honest client sends. garbage: a message that cannot be decoded."""
     payload = rng.randbytes(rng.choice((0, 1, 40, 126, 3000)))
-    match rng.randrange(14):
-        case 0:
-            return rng.randbytes(rng.randrange(1, 400))
-        case 1:
-            return frame(BINARY, payload, masked=False)
-        case 2:
-            return frame(BINARY, payload, reserved=rng.randrange(1, 8))
-        case 3:
-            return frame(rng.choice((3, 4, 5, 6, 7, 11, 15)), payload)
-        case 4:
-            return frame(TEXT, b"\xc3\x28" + payload)
-        case 5:
-            return frame(PING, b"x" * 126)
-        case 6:
-            return frame(PING, b"x", final=False)
-        case 7:
-            return frame(0, payload)  # continues nothing
-        case 8:
-            return frame(BINARY, payload, final=False) + frame(BINARY, payload)
-        case 9:
-            return frame(CLOSE, rng.choice((b"\x03", b"\x03\xed", b"\xff\xff", b"\x03\xe8\xc3\x28", b"\0\0")))
-        case 10:
-            return frame(BINARY, announced=rng.choice((1 << 21, 1 << 40, (1 << 64) - 1)))
-        case 11:
-            return frame(TEXT, b'{"t": "hello"}')
-        case _:
-            return frame(BINARY, garbage)
+    ends = (b"\x03", b"\x03\xed", b"\xff\xff", b"\x03\xe8\xc3\x28", b"\0\0")
+    broken = (
+        rng.randbytes(rng.randrange(1, 400)),
+        frame(BINARY, payload, masked=False),
+        frame(BINARY, payload, reserved=rng.randrange(1, 8)),
+        frame(rng.choice((3, 4, 5, 6, 7, 11, 15)), payload),
+        frame(TEXT, b"\xc3\x28" + payload),
+        frame(PING, b"x" * 126),
+        frame(PING, b"x", final=False),
+        frame(0, payload),  # continues nothing
+        frame(BINARY, payload, final=False) + frame(BINARY, payload),
+        frame(CLOSE, rng.choice(ends)),
+        frame(BINARY, announced=rng.choice((1 << 21, 1 << 40, (1 << 64) - 1))),
+        frame(TEXT, b'{"t": "hello"}'),
+    )
+    return rng.choice((*broken, *[frame(BINARY, garbage)] * 2))

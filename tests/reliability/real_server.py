@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import select
@@ -14,9 +13,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import httpx
 import psutil
@@ -26,6 +26,7 @@ from paceline.wire.messages import SUBPROTOCOL
 from server.devices import Registry
 from tests.forked import USUAL, starting
 from tests.postgres import registry_of
+from tests.reliability.streams import Stream
 from tests.server.test_programs import ROOT, STARTER
 
 WAIT = 120.0  # s, far beyond every limit of the server
@@ -187,8 +188,8 @@ class Honest:
     tokens: int = 64  # of each answer
     more: Mapping[str, object] = field(default_factory=dict)  # fields of its requests
     text: str = ""  # that each answer has; empty: that of the first
-    gaps: list[float] = field(default_factory=list)  # s between two events of a stream
-    firsts: list[float] = field(default_factory=list)  # s from a request to its first event
+    gaps: list[float] = field(default_factory=list)  # s between two pieces of an answer
+    firsts: list[float] = field(default_factory=list)  # s from a request to its first piece
     mistakes: list[str] = field(default_factory=list)
 
     @property
@@ -211,42 +212,26 @@ class Honest:
         assert kind is not None or not self._thread.is_alive(), "its stream hangs"
 
     def _run(self) -> None:
-        body = {**BODY, **NO_END, "max_tokens": self.tokens, "seed": 5, "stream": True, **self.more}
-        with client(self.url, self.key) as http:
-            while not self._stop.is_set():
-                try:
-                    self._stream(http, body)
-                except Exception as error:
-                    self.mistakes.append(repr(error))
-                    return
-                finally:
-                    self._began.set()
-
-    def _stream(self, http: httpx.Client, body: dict[str, Any]) -> None:
-        began, last, text, whole = time.monotonic(), None, "", False
-        with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-            if answer.status_code != 200:
-                raise AssertionError(f"{answer.status_code}: {answer.read()!r}")
-            for line in answer.iter_lines():
-                if not line.startswith("data: "):
-                    continue
-                now = time.monotonic()
-                if last is None:
-                    self.firsts.append(now - began)
-                else:
-                    self.gaps.append(now - last)
-                last = now
-                if line == "data: [DONE]":
-                    whole = True
-                    continue
-                event = json.loads(line.removeprefix("data: "))
-                if "error" in event:
-                    raise AssertionError(line)
-                text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+        body = {**BODY, **NO_END, "max_tokens": self.tokens, "seed": 5, **self.more}
+        while not (self._stop.is_set() or self.mistakes):
+            answer = Stream(self.url, body, self.key)
+            try:
+                answer.wait_for(1)
                 self._began.set()
-        self.text = self.text or text
-        if not whole or text != self.text:
-            raise AssertionError(f"a stream was cut, or has another text: {text!r} for {self.text!r}")
+                self._took(answer.join())
+            except AssertionError as error:
+                self.mistakes.append(repr(error))
+            finally:
+                self._began.set()
+
+    def _took(self, answer: Stream) -> None:
+        self.text = self.text or answer.text
+        assert answer.whole and answer.text == self.text, (
+            f"{answer.status} {answer.error}: a stream was cut, or has another text: {answer.text!r} for {self.text!r}"
+        )
+        times = [time for time, _ in answer.pieces]
+        self.firsts.append(times[0] - answer.began)
+        self.gaps += [after - before for before, after in pairwise(times)]
 
 
 def calm_p95(server: RealServer, answers: int = 3) -> float:

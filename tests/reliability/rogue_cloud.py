@@ -10,9 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from paceline.api.app import create_app
-from paceline.api.http.auth import Keyring
-from paceline.api.http.server import HttpServer, listen, url_of
+from paceline.api.http.server import listen, url_of
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer
 from paceline.runtime.identity import PrivateKey
@@ -31,10 +29,9 @@ from paceline.wire.messages import (
     SessionMessage,
     Targets,
 )
-from server.app import add_devices
 from server.devices import Registry
 from server.links import Links
-from tests.api.scripted import ScriptedService
+from tests.reliability.raw_link import serving
 
 ANSWER_TOKENS = 8
 EOS = ByteTokenizer().eos_ids
@@ -130,17 +127,10 @@ async def rogue_cloud(state: Path, model: LoadedModel) -> AsyncIterator[RogueClo
         rogue = RogueCloud(url_of(listener), registry)
         info = model.engine.info
         known = Introduction(model.tokenizer.fingerprint, info.fingerprint, "honest", list(STRATEGIES), 1)
-        ready = asyncio.Event()
         key = PrivateKey.generate()
         live = Links(registry, rogue.on_link, lambda: known, key=key, vocab_size=model.tokenizer.vocab_size)
-        server = HttpServer(add_devices(create_app(ScriptedService(), keyring=Keyring({})), registry, live), ready.set)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(server.serve([listener]))
-            await ready.wait()
-            try:
-                yield rogue
-            finally:
-                server.stop()
+        async with serving(listener, registry, live):
+            yield rogue
 
 
 def kinds_of(heard: Sequence[Heard]) -> set[str]:

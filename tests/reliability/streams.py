@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 import httpx
@@ -16,7 +16,7 @@ WAIT_S = 120.0
 class Stream:
     """One chat completion, read in a thread. Its connection closes with the context."""
 
-    def __init__(self, url: str, body: Mapping[str, object]) -> None:
+    def __init__(self, url: str, body: Mapping[str, object], key: str = "") -> None:
         """url: base URL of a side."""
         self.pieces: list[tuple[float, str]] = []  # time, text
         self.status = 0
@@ -27,8 +27,9 @@ class Stream:
         self.alone = 0  # of them written without the peer
         self.began = time.monotonic()
         self._more = threading.Condition()
-        self.ended = False
+        self.ended = self._done = False
         self._url = f"{url}/v1/chat/completions"
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._body = {"model": "fake", "stream": True, "stream_options": {"include_usage": True}, **body}
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -40,7 +41,7 @@ class Stream:
     @property
     def whole(self) -> bool:
         """Ended in order."""
-        return self.status == 200 and self.error is None and self.reason in ("stop", "length")
+        return self.status == 200 and self.error is None and self._done and self.reason in ("stop", "length")
 
     def wait_for(self, pieces: int) -> None:
         """Until so many have come, or the stream has ended."""
@@ -61,13 +62,16 @@ class Stream:
         try:
             with (
                 httpx.Client(timeout=WAIT_S, trust_env=False) as http,
-                http.stream("POST", self._url, json=self._body) as answer,
+                http.stream("POST", self._url, json=self._body, headers=self._headers) as answer,
             ):
                 self.status = answer.status_code
                 if self.status != httpx.codes.OK:
                     self.error = answer.read().decode()
-                for event in _events(answer):
-                    self._take(event)
+                for line in answer.iter_lines():
+                    if line == "data: [DONE]":
+                        self._done = True
+                    elif line.startswith("data: "):
+                        self._take(json.loads(line.removeprefix("data: ")))
         except httpx.TransportError as error:
             self.error = repr(error)
         finally:
@@ -92,12 +96,6 @@ class Stream:
                 with self._more:
                     self.pieces.append((time.monotonic(), text))
                     self._more.notify_all()
-
-
-def _events(answer: httpx.Response) -> Iterator[dict[str, object]]:
-    for line in answer.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line.removeprefix("data: "))
 
 
 def until(condition: Callable[[], bool]) -> float:

@@ -8,6 +8,8 @@ import random
 import shutil
 import sqlite3
 import time
+from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -177,30 +179,50 @@ def test_of_what_is_deleted_no_table_and_no_file_of_a_server_has_a_word(tmp_path
     assert not holding(tmp_path, tuple(word.encode() for word in [*SAID, *secrets]))
 
 
+Made = tuple[Path, str, str, list[object]]  # an encrypted store, a file and a vector store in it, and what it holds
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     base = tmp_path_factory.mktemp("made")
-    return base / "state" / "docs", *filled(base / "state" / "docs", base, encrypt=True)
+    file, store = filled(base / "state" / "docs", base, encrypt=True)
+    return base / "state" / "docs", file, store, content(base / "state" / "docs", file, store)
+
+
+def outcome(made: Made, base: Path, change: Callable[[Path], None]) -> str:
+    """What becomes of what is read in a copy with this change: it is told, or harmless, or changed without a word."""
+    source, file, store, truth = made
+    shutil.copytree(source.parent, base)
+    change(base / "docs")
+    try:
+        found = content(base / "docs", file, store)
+    except (PacelineError, FileNotFoundError) as error:
+        assert str(error), "a sentence"
+        return "told"
+    finally:
+        shutil.rmtree(base)
+    return "harmless" if found == truth else "told" if _is_less(found, truth) else "changed"
+
+
+def flipped(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    changed[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    return bytes(changed)
 
 
 def test_no_flipped_bit_changes_what_is_read(
-    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Size, rng: random.Random
+    made: Made, tmp_path: Path, figure: Figure, size: Size, rng: random.Random
 ) -> None:
-    """A bit of any file of the store, the database's own structure included."""
-    source, file, store = made
-    truth = content(source, file, store)
-    kinds = {"told": 0, "harmless": 0, "changed": 0}
+    """A bit of any file of the store, the database's own structure included: each file with the same chance."""
+
+    def flip(docs: Path) -> None:
+        paths = sorted(path for path in docs.rglob("*") if path.is_file() and path.stat().st_size)
+        path = rng.choice([path for path in paths if not path.name.endswith(("-shm", "-wal"))])
+        path.write_bytes(flipped(path.read_bytes(), rng))
+
     flips = size(30, 1000)
-    for number in range(flips):
-        base = tmp_path / str(number)
-        shutil.copytree(source.parent, base)
-        path, position = _place(base / "docs", rng)
-        data = bytearray(path.read_bytes())
-        data[position] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
-        kinds[_outcome(base / "docs", file, store, truth)] += 1
-        shutil.rmtree(base)
-    assert content(source, file, store) == truth, "the untouched copy opens"
+    kinds = Counter(outcome(made, tmp_path / "copy", flip) for _ in range(flips))
+    assert content(*made[:3]) == made[3], "the untouched copy opens"
     figure("flipped bits", flips)
     figure("of them in places that hold nothing, or are made anew", kinds["harmless"])
     figure("content changed without a word", kinds["changed"], at_most=0)
@@ -208,55 +230,25 @@ def test_no_flipped_bit_changes_what_is_read(
 
 
 def test_every_flipped_bit_of_a_sealed_value_is_told(
-    made: tuple[Path, str, str], tmp_path: Path, figure: Figure, size: Size, rng: random.Random
+    made: Made, tmp_path: Path, figure: Figure, size: Size, rng: random.Random
 ) -> None:
-    source, file, store = made
-    truth = content(source, file, store)
     columns = [("documents", "key"), ("documents", "sealed"), ("chunks", "text"), ("chunks", "title"),
                ("texts", "text"), ("files", "key"), ("files", "name"), ("vector_stores", "name"),
                ("vector_stores", "metadata"), ("attached", "attributes")]  # fmt: skip
-    told, flips = 0, size(30, 1000)
-    for number in range(flips):
-        base = tmp_path / str(number)
-        shutil.copytree(source.parent, base)
+    of_file = {"files": f" AND id = '{made[1]}'", "attached": f" AND file = '{made[1]}'"}
+    flips = size(30, 1000)
+    for _ in range(flips):
         table, column = rng.choice(columns)
-        with closing(sqlite3.connect(base / "docs" / "documents.sqlite")) as rows:
-            where = {"files": "id", "texts": "document"}.get(table)
-            chosen = rows.execute(
-                f"SELECT rowid, {column} FROM {table} WHERE length({column}) > 0"
-                + (f" AND id = '{file}'" if where == "id" else "")
-                + (f" AND file = '{file}'" if table == "attached" else "")
-            ).fetchall()
-            row, value = rng.choice(chosen)
-            changed = bytearray(value)
-            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-            rows.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (bytes(changed), row))
-            rows.commit()
-        outcome = _outcome(base / "docs", file, store, truth)
-        assert outcome == "told", (outcome, table, column, row)
-        told += 1
-        shutil.rmtree(base)
-    figure("flipped bits of sealed values told", told, at_least=flips)
 
+        def flip(docs: Path, table: str = table, column: str = column) -> None:
+            with closing(sqlite3.connect(docs / "documents.sqlite")) as rows:
+                full = f"SELECT rowid, {column} FROM {table} WHERE length({column}) > 0{of_file.get(table, '')}"
+                row, value = rng.choice(rows.execute(full).fetchall())
+                rows.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = ?", (flipped(value, rng), row))
+                rows.commit()
 
-def _place(folder: Path, rng: random.Random) -> tuple[Path, int]:
-    """A random byte of the store's files: each file with the same chance, and any byte of it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
-    path = rng.choice([path for path in paths if not path.name.endswith(("-shm", "-wal"))])
-    return path, rng.randrange(path.stat().st_size)
-
-
-def _outcome(folder: Path, file: str, store: str, truth: list[object]) -> str:
-    try:
-        found = content(folder, file, store)
-    except PacelineError as error:
-        assert str(error), "a sentence"
-        return "told"
-    except FileNotFoundError:
-        return "told"
-    if found == truth:
-        return "harmless"
-    return "told" if _is_less(found, truth) else "changed"
+        assert outcome(made, tmp_path / "copy", flip) == "told", (table, column)
+    figure("flipped bits of sealed values told", flips, at_least=flips)
 
 
 def _is_less(found: object, truth: object) -> bool:
