@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,22 +173,21 @@ def job(
     eos_ids: frozenset[int] = EOS,
     room: Mapping[Side, int] | None = None,
     manner: Manner | None = None,
-    table: LookupTable | None = None,
+    **changes: Any,
 ) -> SimulatedRequest:
+    """changes: fields of the configuration, above those of the manner."""
     options = options_for(strategy.options, {"aggregator": "mixture"})
     config = a_config(front, True, sampling, max_tokens, eos_ids, VOCAB, options)
     if manner is not None:
-        table = LookupTable(VOCAB) if manner.tables and table is None else table
         asked = {"aggregator": manner.rule, "drafting": manner.drafting, "rescoring": manner.rescoring}
-        asked |= dict(manner.options)
         config = changed(
             config,
-            options=options_for(strategy.options, asked),
+            options=options_for(strategy.options, asked | dict(manner.options)),
             private=manner.private,
-            table=table,
+            table=LookupTable(VOCAB) if manner.tables else None,
             needs_dists=manner.needs_dists,
         )
-    return SimulatedRequest(strategy, front, config, branches, room or {})
+    return SimulatedRequest(strategy, front, changed(config, **changes), branches, room or {})
 
 
 def options_for(kind: type[Options], asked: Mapping[str, object]) -> Options:

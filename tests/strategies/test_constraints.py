@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from lab.configs import changed
 from lab.engines import Arbitrary
-from lab.simulation import Network, SimulatedRequest, Simulation
+from lab.simulation import Network, Simulation
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import Constraint, Mask, SamplingParams, apply_mask
 from paceline.engine.base import Engine
@@ -42,10 +42,8 @@ from paceline.strategies.decoding.prefix_tree import PrefixTree
 from paceline.strategies.registry import STRATEGIES
 from paceline.strategies.solo import Solo
 from tests.depth import DEPTH
-from tests.strategies import oracle
-from tests.strategies.cases import BRANCHES, EOS, PROMPT, SAMPLINGS, VOCAB, Hand, decided, heard, job, manners, point
-from tests.strategies.conformance.laws import settled
-from tests.strategies.conformance.worlds import changing_speeds, harsh
+from tests.strategies.cases import EOS, PROMPT, SAMPLINGS, VOCAB, Hand, decided, heard, job, manners, point
+from tests.strategies.conformance.laws import check_text
 
 pytestmark = pytest.mark.slow
 
@@ -81,13 +79,6 @@ def raving() -> dict[Side, Engine]:
 MODELS = {"speaking": speaking, "raving": raving}
 
 
-def constrained(
-    strategy: Strategy, front: Side, sampling: SamplingParams, way: str, mask: Mask, max_tokens: int = LONG
-) -> SimulatedRequest:
-    this = job(strategy, front, sampling, manner=manners(strategy)[way], max_tokens=max_tokens)
-    return replace(this, config=changed(this.config, mask=mask))
-
-
 def check(name: str, tokens: list[int]) -> None:
     """The text is whole, and what the constraint says."""
     text = bytes(tokens).decode()
@@ -121,34 +112,15 @@ TRIED = [
 def test_text_equals_the_reference_in_random_interleavings_and_validates(
     strategy: Strategy, way: str, models: str, name: str, front: Side, sampling: str
 ) -> None:
-    """The reference masks too: token by token, synchronously."""
-    manner, mask = manners(strategy)[way], MASKS[name]
-    params = settled(manner, SAMPLINGS[sampling])
-    check(name, equal_to_the_reference(strategy, way, models, mask, front, params))
+    """The reference masks too: token by token, synchronously. A link in order, and a lossy one with changing speeds."""
+    rules: dict[str, Any] = {"by": MODELS[models], "mask": MASKS[name], "max_tokens": LONG}
+    for seed in seeds_of(way):
+        asked = strategy, manners(strategy)[way], front, SAMPLINGS[sampling]
+        check(name, check_text(*asked, [seed], reorders=seed == 1, **rules))
 
 
-def equal_to_the_reference(
-    strategy: Strategy, way: str, models: str, mask: Mask, front: Side, params: SamplingParams, limit: int = LONG
-) -> list[int]:
-    """The text, after it has been compared."""
-    manner = manners(strategy)[way]
-    if strategy.text_of == "both":
-        reference = oracle.REFERENCES[manner.rule](
-            MODELS[models](), BRANCHES, params, limit, EOS, rescoring=manner.rescoring, mask=mask
-        )
-    else:
-        writer = front if strategy.text_of == "front" else "cloud"
-        reference = oracle.continued_alone(
-            MODELS[models]()[writer], BRANCHES[writer], [], params, limit, EOS, rescoring=manner.rescoring, mask=mask
-        )
-    for seed in {0, 1} if DEPTH > 1 else {len(way) % 2}:  # in order; lossy, with changing speeds
-        weather = harsh(seed, reorders=seed % 2 == 1)
-        world = weather.world(constrained(strategy, front, params, way, mask, limit), seed, MODELS[models]())
-        answer = world.run(changing_speeds if seed % 2 else None)
-        assert answer.tokens == reference, f"seed {seed}"
-        reason = "stop" if len(reference) < limit else "length"
-        assert answer.finished is not None and answer.finished.reason == reason
-    return reference
+def seeds_of(way: str) -> set[int]:
+    return {0, 1} if DEPTH > 1 else {len(way) % 2}
 
 
 BIASED = SamplingParams(temperature=0.7, seed=3, logit_bias={ord("!"): 90.0, max(EOS): 80.0})
@@ -174,8 +146,11 @@ def test_where_an_answer_ends_is_the_same_whichever_strategy_writes(
     strategy: Strategy, way: str, front: Side, name: str
 ) -> None:
     mask, expected, biases = ENDS[name]
-    params = settled(manners(strategy)[way], replace(BIASED, logit_bias={**BIASED.logit_bias, **biases}))
-    assert bytes(equal_to_the_reference(strategy, way, "raving", mask, front, params, SHORT)).decode() == expected
+    sampling, manner = replace(BIASED, logit_bias={**BIASED.logit_bias, **biases}), manners(strategy)[way]
+    rules: dict[str, Any] = {"by": raving, "mask": mask, "max_tokens": SHORT}
+    for seed in seeds_of(way):
+        text = check_text(strategy, manner, front, sampling, [seed], reorders=seed == 1, **rules)
+        assert bytes(text).decode() == expected
 
 
 # Every second way, and the fronts by turns; all at a greater depth.
@@ -191,7 +166,6 @@ FRONTS = [
 def test_a_peer_lost_on_the_way_leaves_a_text_that_is_whole(strategy: Strategy, way: str, front: Side) -> None:
     """And one that comes back: each side masks from the targets that it was opened with."""
     for step in (3, 29, 61):
-        mask = MASKS["schema"]
 
         def flap(world: Simulation, step: int = step) -> None:
             if world.events == step:
@@ -199,7 +173,8 @@ def test_a_peer_lost_on_the_way_leaves_a_text_that_is_whole(strategy: Strategy, 
             elif world.events == 2 * step and step > 3:
                 world.mend()
 
-        this = constrained(strategy, front, SAMPLINGS["sampled"], way, mask)
+        manner = manners(strategy)[way]
+        this = job(strategy, front, SAMPLINGS["sampled"], manner=manner, max_tokens=LONG, mask=MASKS["schema"])
         answer = Simulation(this, raving(), seed=step, network=Network((0.01, 0.05))).run(flap)
         check("schema", answer.tokens)
         assert answer.finished is not None and answer.finished.reason == "stop"
@@ -226,7 +201,7 @@ def test_whatever_the_schema_and_the_laws_the_text_validates(
     strategy, name = way
     mask = GRAMMARS.mask(Constraint("json_schema", json.dumps(schema)))
     sampling = SamplingParams(temperature=temperature, seed=seed, logit_bias={34: -100.0}, presence_penalty=1.0)
-    this = constrained(strategy, front, sampling, name, mask)
+    this = job(strategy, front, sampling, manner=manners(strategy)[name], max_tokens=LONG, mask=mask)
     answer = Simulation(this, raving(), seed=seed, network=Network((0.0, 0.1))).run()
     assert answer.finished is not None and answer.finished.reason == "stop"
     Draft202012Validator(schema).validate(json.loads(bytes(answer.tokens)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from lab.baselines.lookup import FixedBudget
-from lab.configs import a_config, changed
+from lab.configs import a_config
 from lab.engines import Arbitrary, Noisy
 from lab.simulation import SimulatedRequest, SimulatedSession, Simulation
 from lab.simulation.host import Accelerator
@@ -32,7 +32,6 @@ from paceline.strategies.base import (
     MachineConfig,
     Retrieved,
     Scored,
-    Side,
     Started,
     TimerFired,
     WakeAt,
@@ -155,9 +154,9 @@ ANSWER = 60
 def forwards_of_an_answer(table: LookupTable, name: str = "lookup_tree") -> tuple[float, list[int]]:
     """Of an answer that repeats nothing of itself, on an engine whose rows are free; and its tokens."""
     sampling = SamplingParams(temperature=1.0, seed=4)
-    request = job(STRATEGIES[name], "cloud", sampling, branches=ALONE, max_tokens=ANSWER, eos_ids=frozenset())
-    config = changed(request.config, table=table, stats=OnlineStats(), needs_dists=False)
-    answer = Simulation(replace(request, config=config), {"cloud": FakeEngine(seed=1, spread=0.9)}).run(checks=False)
+    learnt: dict[str, Any] = {"table": table, "stats": OnlineStats(), "needs_dists": False}
+    request = job(STRATEGIES[name], "cloud", sampling, branches=ALONE, max_tokens=ANSWER, eos_ids=frozenset(), **learnt)
+    answer = Simulation(request, {"cloud": FakeEngine(seed=1, spread=0.9)}).run(checks=False)
     assert answer.finished is not None
     return answer.finished.stats["forwards"], answer.tokens
 
@@ -226,25 +225,33 @@ def test_damaged_texts_are_refused_and_change_nothing(texts: np.ndarray) -> None
 
 # ---- `lookup_tree` with a draft model -------------------------------------------------------------------------------
 TARGET_S = 0.1
-DRAFTED = 90
+
+
+def answers(
+    name: str, temperature: float, seeds: Sequence[int], tokens: int, learnt: Mapping[str, Any], **fields: Any
+) -> list[SimulatedRequest]:
+    """Requests that end by their length alone. learnt: what they share."""
+    return [
+        job(
+            STRATEGIES[name],
+            "cloud",
+            SamplingParams(temperature=temperature, seed=seed),
+            max_tokens=tokens,
+            eos_ids=frozenset(),
+            **{**learnt, **fields},
+        )
+        for seed in seeds
+    ]
 
 
 def took(draft_s: float | None, count: int = 1, *, shared: bool = False) -> tuple[float, tuple[tuple[int, ...], ...]]:
     """Seconds of two turns of so many answers with common tables and statistics, and the texts. draft_s: of the draft
     model's forward; None: there is none. shared: both models compute on one accelerator."""
-    table, stats = LookupTable(VOCAB), OnlineStats()
+    learnt = {"table": LookupTable(VOCAB), "stats": OnlineStats(), "needs_dists": False}
     seconds, texts = 0.0, list[tuple[int, ...]]()
-
-    def request(seed: int) -> SimulatedRequest:
-        sampling = SamplingParams(temperature=1.0, seed=seed)
-        this = job(
-            STRATEGIES["lookup_tree"], "cloud", sampling, branches=ALONE, max_tokens=DRAFTED, eos_ids=frozenset()
-        )
-        return replace(this, config=changed(this.config, table=table, stats=stats, needs_dists=False))
-
     for turn in range(2):
         world = Simulation(
-            [request(10 * turn + index) for index in range(count)],
+            answers("lookup_tree", 1.0, range(10 * turn, 10 * turn + count), 90, learnt, branches=ALONE),
             {"cloud": FakeEngine(seed=1, spread=0.1)},
             forward={"cloud": lambda rows: TARGET_S + 0.0003 * rows},
             drafts={} if draft_s is None else {"cloud": (FakeEngine(seed=2, spread=0.1), draft_s)},
@@ -276,18 +283,13 @@ def test_text_is_the_target_s_for_any_model_and_any_time_it_takes(rescoring: boo
         (FakeEngine(seed=1, spread=0.3, max_positions=60), 0.003),
     ]
     for sampling, model in zip(SAMPLINGS.values(), models, strict=True):
-        request = job(STRATEGIES["lookup_tree"], "cloud", sampling, manner=manner)
-        stats = OnlineStats()
+        request = job(STRATEGIES["lookup_tree"], "cloud", sampling, manner=manner, stats=OnlineStats())
         for _ in range(3):
-            config = changed(request.config, stats=stats)
-            world = Simulation(replace(request, config=config), engines(), drafts={"cloud": model})
+            world = Simulation(request, engines(), drafts={"cloud": model})
             assert world.run().tokens == alone("cloud", sampling, manner, MAX_TOKENS)
 
 
 # ---- `lookup_tree` on simulated engines, many answers at once -------------------------------------------------------
-GUARDED = 150
-
-
 def saturated(rows: int) -> float:
     """Each row takes as long as the first."""
     return 0.0002 + 0.001 * rows
@@ -308,15 +310,9 @@ def played(
     needs_dists: bool = False,
 ) -> tuple[float, list[SimulatedSession]]:
     """Seconds until all answers have ended, on one engine and with common tables and statistics; and the answers."""
-    table, stats = LookupTable(VOCAB), OnlineStats()
-
-    def request(seed: int) -> SimulatedRequest:
-        sampling = SamplingParams(temperature=temperature, seed=seed)
-        this = job(STRATEGIES[name], "cloud", sampling, max_tokens=GUARDED, eos_ids=frozenset())
-        return replace(this, config=changed(this.config, table=table, stats=stats, needs_dists=needs_dists))
-
-    hosts: dict[Side, Engine] = {"cloud": engine()}
-    world = Simulation([request(seed) for seed in range(count)], hosts, forward={"cloud": forward})
+    learnt = {"table": LookupTable(VOCAB), "stats": OnlineStats(), "needs_dists": needs_dists}
+    asked = answers(name, temperature, range(count), 150, learnt)
+    world = Simulation(asked, {"cloud": engine()}, forward={"cloud": forward})
     world.run()
     return world.now, world.answers
 

@@ -15,7 +15,8 @@ import pytest
 
 from lab.simulation import Network, SimulatedSession, Simulation
 from paceline.core.clock import SILENCE_S
-from paceline.core.sampling.sampler import SamplingParams
+from paceline.core.sampling.sampler import Mask, SamplingParams
+from paceline.engine.base import Engine
 from paceline.strategies.base import (
     SIDES,
     Branch,
@@ -120,13 +121,19 @@ def reference(
     sampling: SamplingParams,
     manner: Manner,
     branches: Mapping[Side, tuple[Branch, ...]] = BRANCHES,
+    *,
+    by: Mapping[Side, Engine] | None = None,
+    mask: Mask | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[int]:
-    """The text that the strategy declares."""
+    """The text that the strategy declares. by: other models than the usual ones."""
+    by = by or engines()
     if strategy.text_of == "both":
         how = oracle.REFERENCES[manner.rule]
-        return how(engines(), branches, sampling, MAX_TOKENS, EOS, rescoring=manner.rescoring)
+        return how(by, branches, sampling, max_tokens, EOS, rescoring=manner.rescoring, mask=mask)
     writer = front if strategy.text_of == "front" else "cloud"
-    return alone(writer, sampling, manner, MAX_TOKENS, branches=branches)
+    rules: dict[str, Any] = {"rescoring": manner.rescoring, "mask": mask}
+    return oracle.continued_alone(by[writer], branches[writer], [], sampling, max_tokens, EOS, **rules)
 
 
 def alone(
@@ -151,19 +158,30 @@ def together(answer: SimulatedSession) -> int:
 
 
 def check_text(
-    strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, seeds: Iterable[int], *, reorders: bool
-) -> None:
-    """The text equals its reference, whatever the delays and the speeds."""
+    strategy: Strategy,
+    manner: Manner,
+    front: Side,
+    sampling: SamplingParams,
+    seeds: Iterable[int],
+    *,
+    reorders: bool,
+    by: Callable[[], dict[Side, Engine]] = engines,
+    mask: Mask | None = None,
+    max_tokens: int = MAX_TOKENS,
+) -> list[int]:
+    """The text equals its reference, whatever the delays and the speeds, and is returned."""
     sampling = settled(manner, sampling)
-    expected = reference(strategy, front, sampling, manner)
+    expected = reference(strategy, front, sampling, manner, by=by(), mask=mask, max_tokens=max_tokens)
     for seed in seeds:
-        request = job(strategy, front, sampling, manner=manner)
-        answer = harsh(seed, reorders=reorders).world(request, seed).run(changing_speeds if seed % 2 else None)
+        request = job(strategy, front, sampling, manner=manner, max_tokens=max_tokens, mask=mask)
+        world = harsh(seed, reorders=reorders).world(request, seed, by())
+        answer = world.run(changing_speeds if seed % 2 else None)
         assert answer.tokens == expected, f"seed {seed}"
         if request.config.means.table is not None:
             check(request.config.means.table)
         assert answer.finished is not None
-        assert answer.finished.reason == ("length" if len(expected) == MAX_TOKENS else "stop")
+        assert answer.finished.reason == ("length" if len(expected) == max_tokens else "stop")
+    return expected
 
 
 def check_loss(

@@ -6,13 +6,11 @@ The front writes its own text token by token. Every few tokens it sends a salt, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 import pytest
 
-from lab.configs import changed as configured
 from lab.simulation import Simulation
 from paceline.core.clock import StepClock
 from paceline.core.sampling.dist import Dist
@@ -187,9 +185,7 @@ def test_it_keeps_the_laws(front: Side, reorders: bool) -> None:
 @EVERY_FRONT
 @pytest.mark.parametrize("period", [1, 5])
 def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side, period: int) -> None:
-    request = job(SALTED, front, SAMPLINGS["sampled"])
-    options = SaltOptions(rescoring=False, period=period)
-    request = replace(request, config=configured(request.config, options=options))
+    request = job(SALTED, front, SAMPLINGS["sampled"], options=SaltOptions(rescoring=False, period=period))
     world = Simulation(request, engines(), network=IN_ORDER, forward={front: 0.2})
     answer = world.run()
     assert answer.tokens == reference(SALTED, front, SAMPLINGS["sampled"], Manner())
@@ -202,8 +198,7 @@ def test_the_option_reaches_the_machine_and_the_messages_are_counted(front: Side
 
 
 def test_a_peer_that_refuses_the_options_leaves_the_front_alone() -> None:
-    request = job(SALTED, "cloud", SAMPLINGS["greedy"])
-    request = replace(request, config=configured(request.config, options=SaltOptions(rescoring=False, period=40)))
+    request = job(SALTED, "cloud", SAMPLINGS["greedy"], options=SaltOptions(rescoring=False, period=40))
     world = Simulation(request, engines(), network=IN_ORDER)
     assert world.run().tokens == reference(SALTED, "cloud", SAMPLINGS["greedy"], Manner())
     peer = world.session("device")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lab.configs import changed
 from lab.simulation import Network, Simulation
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.core.drafting.budget import OnlineStats
@@ -129,10 +128,11 @@ def test_every_token_has_the_clouds_distribution(
             max_tokens=LENGTH,
             eos_ids=frozenset(),
             manner=manner,
+            awaited=front == "device",
+            stats=stats,
         )
-        config = changed(this.config, awaited=front == "device", stats=stats)
         world = Simulation(
-            replace(this, config=config),
+            this,
             models(),
             seed=seed,
             network=NETWORKS[network],

@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from lab.configs import changed
 from lab.simulation import Simulation, StageTimes
 from paceline.core.drafting.ngram_drafter import Candidates, DraftTree
 from paceline.core.sampling.dist import Dist
@@ -127,12 +126,11 @@ def simulated(
         branches=ALONE,
         max_tokens=tokens,
         eos_ids=eos_ids,
+        needs_dists=needs_dists,
+        **({} if options is None else {"options": options}),
     )
-    config = changed(request.config, needs_dists=needs_dists)
-    if options is not None:
-        config = changed(config, options=options)
     return Simulation(
-        replace(request, config=config),
+        request,
         {"cloud": engine or FakeEngine(seed=1, spread=0.3)},
         stages={"cloud": stages},
         drafts={} if draft is None else {"cloud": draft},
