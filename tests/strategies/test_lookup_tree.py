@@ -22,7 +22,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine
 from paceline.engine.fake import FakeEngine
 from paceline.runtime.lookup_tables import TableStore, read_table
-from paceline.sealing import PLAIN, Seal, StoreSeal
+from paceline.sealing import StoreSeal
 from paceline.strategies.base import (
     Branch,
     Cancelled,
@@ -161,8 +161,9 @@ def forwards_of_an_answer(table: LookupTable, name: str = "lookup_tree") -> tupl
     return answer.finished.stats["forwards"], answer.tokens
 
 
-@pytest.mark.parametrize("seal", [PLAIN, StoreSeal.new(bytes(32))], ids=["plain", "sealed"])
-def test_an_answer_that_is_given_again_is_drafted_from_the_first_one(tmp_path: Path, seal: Seal) -> None:
+def test_an_answer_that_is_given_again_is_drafted_from_the_first_one(tmp_path: Path) -> None:
+    seal = StoreSeal.new(bytes(32))
+
     def store() -> TableStore:
         return TableStore(tmp_path, "bytes", VOCAB, seal=seal)
 
@@ -172,7 +173,7 @@ def test_an_answer_that_is_given_again_is_drafted_from_the_first_one(tmp_path: P
     (file,) = tmp_path.glob("owner-*")
     opened = read_table(file, seal)
     assert opened is not None and opened[1]["texts"][-1 - ANSWER : -1].tolist() == text
-    assert (opened[1]["texts"].tobytes() in file.read_bytes()) == (seal is PLAIN)
+    assert opened[1]["texts"].tobytes() not in file.read_bytes()
 
     tables = store()  # another start
     assert forwards_of_an_answer(tables.table("ben"))[0] == before

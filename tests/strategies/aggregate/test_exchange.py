@@ -275,7 +275,7 @@ def test_nodes_kept_for_a_peer_are_bounded() -> None:
     """However much it sends: broad, deep, or the same nodes again under new ids."""
     tree = PrefixTree(0)
     exchange = DraftExchange("device", rule_of("coin"), VOCAB, tree)
-    for start in range(0, 40_000, 200):
+    for start in range(0, 8 * MAX_LIVE_NODES, 200):
         parents = (-1, *(start + place for place in range(199)))
         tokens = (0, *((start // 200 + place) % VOCAB for place in range(199)))
         nodes = EncodedNodes(0, 0, start, parents, tokens, (65,) * 200)

@@ -10,13 +10,13 @@ from paceline.strategies.base import Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
-    QUICK,
     check_cancel,
     check_flap,
     check_loss,
     check_mute,
     check_return,
     every_manner,
+    seeds_of,
 )
 from tests.strategies.conformance.worlds import IN_ORDER, REORDERING
 
@@ -28,9 +28,9 @@ GREEDY_AND_SAMPLED = {name: SAMPLINGS[name] for name in ("greedy", "sampled")}
 def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_on(
     strategy: Strategy, manner: Manner, front: Side, sampling: SamplingParams, reorders: bool
 ) -> None:
-    """At every tenth step, each combination at others; at every second one in one manner of trees. Over a link in order
+    """At every tenth step, each combination at others; at every fourth one in one manner of trees. Over a link in order
     at a third of these."""
-    every = 2 if manner == Manner() and sampling.temperature == 1.0 else 10
+    every = 4 if manner == Manner() and sampling.temperature == 1.0 else 10
     every *= 1 if reorders else 3
     check_loss(strategy, manner, front, sampling, REORDERING if reorders else IN_ORDER, every=every)
 
@@ -41,7 +41,7 @@ def test_a_peer_lost_for_good_at_any_step_leaves_the_prefix_and_the_front_goes_o
 def test_a_mute_peer_is_passed_over_and_taken_in_again(
     strategy: Strategy, manner: Manner, front: Side, seconds: float
 ) -> None:
-    check_mute(strategy, manner, front, SAMPLINGS["sampled"], seconds, every=3 if manner == Manner() else 41)
+    check_mute(strategy, manner, front, SAMPLINGS["sampled"], seconds, every=7 if manner == Manner() else 41)
 
 
 # ---- a link that is lost and comes back -----------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_a_mute_peer_is_passed_over_and_taken_in_again(
 def test_a_link_that_flaps_and_may_lose_messages_ends_in_a_whole_answer(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:
-    check_flap(strategy, manner, front, SAMPLINGS["sampled"], range(QUICK * DEPTH), reorders=reorders)
+    check_flap(strategy, manner, front, SAMPLINGS["sampled"], seeds_of(manner, front, reorders), reorders=reorders)
 
 
 @every_manner(with_peer=True, part=(0, 2), networks=True)

@@ -11,7 +11,6 @@ from paceline.strategies.base import SIDES, Side, Strategy
 from tests.depth import DEPTH
 from tests.strategies.cases import SAMPLINGS, Manner
 from tests.strategies.conformance.laws import (
-    QUICK,
     check_alone,
     check_lane_alone,
     check_plain_dists,
@@ -19,6 +18,7 @@ from tests.strategies.conformance.laws import (
     check_text,
     check_without_documents,
     every_manner,
+    seeds_of,
 )
 
 
@@ -26,8 +26,8 @@ from tests.strategies.conformance.laws import (
 def test_text_equals_the_reference(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool, sampling: SamplingParams
 ) -> None:
-    """By fewer seeds over a link in order than where messages are lost, repeated and reordered, as in order too."""
-    check_text(strategy, manner, front, sampling, range((QUICK if reorders else 1) * DEPTH), reorders=reorders)
+    seeds = seeds_of(manner, front, sampling, reorders)
+    check_text(strategy, manner, front, sampling, seeds, reorders=reorders)
 
 
 @every_manner(fronts=True)
