@@ -13,16 +13,18 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
-from paceline.commands.demo import Children, command
+from paceline.commands.demo import command
 from paceline.core.side import Side
-from paceline.errors import PacelineError
+from paceline.errors import ConfigError
 from paceline.wire.codec import decode
 from paceline.wire.messages import SEARCH, OpenSession, RetrievedPassages, SessionFrame
 from tests.e2e.pair import Pair, running_pair
 from tests.e2e.turnstile import Turnstile
 from tests.reliability.rogue_cloud import question
 from tests.reliability.test_cloud_asks import BOAT, WIFI, asked_agent
+from tests.server.test_programs import both_programs
 
 SUBJECTS = {"never": "boat", "passages": "mill", "ask": "garden", "free": "bicycle"}  # by folder
 POLICY = """
@@ -111,31 +113,6 @@ def test_the_wire_has_what_the_rule_lets_leave_and_no_more(ruled: Ruled) -> None
     assert not [frame for frame in ruled.tap.everything if any(mark in frame for mark in ruled.marks)]
 
 
-def test_a_client_of_the_cloud_has_none_of_the_documents_with_a_rule_read(ruled: Ruled) -> None:
-    for subject in SUBJECTS.values():
-        ruled.ask("cloud", subject, "document-private", strategy="aggregate")
-    state = str(ruled.pair.directory / "device")
-    known = command("docs", "list", "--json", "--store", f"{state}/docs", "--embedder", "hash")
-    names = {row["id"]: row["name"] for row in json.loads(ruled.pair.children.run(known))}
-    asked = json.loads(ruled.pair.children.run(command("devices", "activity", "--json", "--state-dir", state)))
-    read = [names[document] for entry in asked for document in entry["documents"]]
-    assert len(asked) >= len(SUBJECTS) and "free/bicycle-3.md" in read
-    assert all(name.startswith("free/") for name in read)
-
-
-def test_a_conversation_stays_held_where_nothing_is_found_any_more(ruled: Ruled) -> None:
-    first, _ = ruled.ask("device", "boat", "local-only")
-    said = [
-        {"role": "user", "content": "boat boatyard 3?"},
-        {"role": "assistant", "content": first["text"]},
-        {"role": "user", "content": "Thanks. Anything else?"},
-    ]
-    report, sent = ruled.ask("device", "", "open", messages=said, strategy="aggregate")
-    assert not sent and report["policy"]["level"] == "local-only"
-    report, sent = ruled.ask("device", "", "open", messages=said[2:], strategy="aggregate")
-    assert sent and "policy" not in report
-
-
 def test_the_owner_confirms_at_a_terminal_and_a_check_says_what_would_happen(ruled: Ruled) -> None:
     def checked(subject: str) -> dict[str, Any]:
         asked = ("policy", "check", f"{subject} {subject}yard 3?", "--url", ruled.pair.url("device"), "--json")
@@ -189,7 +166,6 @@ def test_a_policy_for_a_key_or_a_model_that_there_is_not_ends_the_start(
     policy: str, sentence: str, tmp_path: Path
 ) -> None:
     (tmp_path / "policy.toml").write_text(f"[agent.policy]\n{policy}\n")
-    with Children(tmp_path) as children:
-        flags = ("--model", "fake", "--config", str(tmp_path / "policy.toml"), "--port", "0")
-        with pytest.raises(PacelineError, match=sentence):
-            children.run(command("agent", *flags, "--state-dir", str(tmp_path / "device")))
+    flags = ("--model", "fake", "--port", "0", "--config", str(tmp_path / "policy.toml"))
+    ended = CliRunner().invoke(both_programs(), ["agent", *flags, "--state-dir", str(tmp_path / "device")])
+    assert isinstance(ended.exception, ConfigError) and sentence in str(ended.exception), ended.output

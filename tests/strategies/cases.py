@@ -55,10 +55,11 @@ from paceline.wire.messages import (
     Targets,
 )
 from paceline.wire.payloads import EncodedNodes, pack_nodes
+from tests.depth import DEPTH
 
 VOCAB = 257
 EOS = frozenset({256})
-MAX_TOKENS = 24
+MAX_TOKENS = 24 if DEPTH > 1 else 16
 QUESTION = b"user: where is the key?\nassistant: "
 
 BRANCHES: dict[Side, tuple[Branch, ...]] = {

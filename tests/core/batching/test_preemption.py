@@ -224,21 +224,6 @@ def play(load: Load, random: Random) -> None:
     assert load.scheduler.idle and not load.memory.written and not load.scheduler.running
 
 
-@given(works, st.integers(0, 20))
-def test_the_first_group_is_never_preempted_while_something_of_it_is_pending(requests: list[Work], spare: int) -> None:
-    """All begin at once and go on at once."""
-    load = Load(requests, spare, 1)
-    for number in range(len(requests)):
-        load.submit(number)
-    first = 0  # the oldest
-    with patch.object(scheduler_module, "RESERVE_ROWS", 0):
-        while first not in load.ended:
-            assert load.step()
-            assert not [seqs for seqs in load.memory.preempted if seqs[0] // 100 == first]
-            while load.ready:
-                load.submit(load.ready.pop())
-
-
 def chain(seq: int, start: int, rows: int) -> Segment:
     return Segment(SeqId(seq), start, tuple(range(start, start + rows)))
 

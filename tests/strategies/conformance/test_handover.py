@@ -15,6 +15,7 @@ from tests.strategies.cases import CHAIN, MANNERS, SAMPLINGS, engines, job
 from tests.strategies.conformance.laws import EVERY_FRONT, EVERY_SAMPLING, reference
 from tests.strategies.conformance.worlds import changing_speeds
 
+TOKENS = 24
 NETWORKS = {"in order": Network((0.05, 0.15)), "reordering": Network((0.05, 0.15), reorders=True, loss=0.1)}
 
 
@@ -35,10 +36,10 @@ def test_the_decision_goes_to_and_fro_and_changes_no_token(
     manners = [replace(each, drafting=CHAIN) for each in MANNERS.values() if not each.private or each.rule == "coin"]
     turn = (SIDES.index(front) + list(SAMPLINGS.values()).index(sampling) + list(NETWORKS).index(name)) % 3
     for manner in manners if DEPTH > 1 else manners[turn::3]:
-        expected = reference(strategy, front, sampling, manner)
+        expected = reference(strategy, front, sampling, manner, max_tokens=TOKENS)
         for seed in range(seeds):
             world = Simulation(
-                job(strategy, front, sampling, manner=manner),
+                job(strategy, front, sampling, manner=manner, max_tokens=TOKENS),
                 engines(),
                 seed=seed,
                 network=NETWORKS[name],
