@@ -316,7 +316,7 @@ def test_a_device_sends_nothing_that_tells_of_its_private_documents(front: Side,
             elif chance.random() < 0.05:
                 world.mend()
 
-        this = job(STRATEGIES["aggregate"], front, SAMPLINGS["sampled"], manner=Manner(rule))
+        this = job(STRATEGIES["aggregate"], front, SAMPLINGS["sampled"], manner=Manner(rule), max_tokens=24)
         world = harsh(seed, reorders=seed % 2 == 1).world(this, seed)
         world.run(flap)
         messages = [sent.message for sent in world.messages if sent.sender == "device"]

@@ -64,8 +64,8 @@ def test_a_peer_that_returns_is_taken_in_again_and_the_text_stays(
 def test_cancelled_at_any_step_everything_is_released(
     strategy: Strategy, manner: Manner, front: Side, reorders: bool
 ) -> None:
-    """At every tenth step, over a link in order at every thirtieth."""
+    """At every twentieth step, over a link in order at every sixtieth."""
     if reorders:
-        check_cancel(strategy, manner, front, REORDERING)
+        check_cancel(strategy, manner, front, REORDERING, every=20)
     else:
-        check_cancel(strategy, manner, front, IN_ORDER, every=30)
+        check_cancel(strategy, manner, front, IN_ORDER, every=60)
