@@ -13,6 +13,7 @@ engines        engines around another engine
 torch_kernels  the twin in torch of the attention kernels
 configs        configurations of machines by the names of their fields
 replay         a log of machines, run again
+real_vllm      one behind a node: the same texts, speeds, drafts, coins, and what is killed
 grid           what `auto` takes, beside every other way to the same text
 walk           the files that a request walks through
 link_document  the generator of openapi/link.md

@@ -26,7 +26,6 @@ from typing import Any, NamedTuple, TypeVar
 import httpx
 import msgspec
 import typer
-from openai import APIError
 
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import ServedModel
@@ -38,7 +37,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
 from paceline.strategies.base import SIDES, Side
 from tests.core.chi_square import sigmas
-from tests.e2e.pair import Pair, running_pair
+from tests.e2e.pair import QUESTION, Pair, running_pair
 from tests.requests import a_request, changed
 from tests.runtime.test_node import collect, linked
 
@@ -283,36 +282,33 @@ async def killed(servers: Sequence[VLLM], model: Path, text: Tokenizer, count: i
     )
 
 
-DOCUMENTS: Mapping[Side, str] = {
-    "cloud": "The harbour library of Tarnwick opens at eight in the morning.\n",
-    "device": "My landlord is called Velda, and the harbour library has kept a book for me.\n",
-}
-
-
 def both_sides(url: str, model: Path, gguf: Path, count: int) -> Iterator[str]:
     """A cloud on this server and a device on llama.cpp, as processes, with documents on both; each killed in turn."""
-    asked_for: Any = {
+    asked_for = {
         "model": "joint",
-        "messages": [{"role": "user", "content": "When does the harbour library open, and who is my landlord?"}],
+        "messages": [{"role": "user", "content": QUESTION}],
         "max_tokens": count,
         "temperature": 0.0,
         "stream": True,
-        "extra_body": {"paceline": {"strategy": "aggregate", "documents": 1, "report": True}},
+        "paceline": {"strategy": "aggregate", "documents": 1, "report": True},
     }
 
     def answer(pair: Pair, side: Side, kill: Callable[[], None] = lambda: None) -> str:
         """What a client at this side gets, as a sentence's end. kill: at the first text."""
-        text, pieces, report = "", 0, {}
-        with pair.client(side) as client:
-            try:
-                for chunk in client.with_options(timeout=WAIT_S).chat.completions.create(**asked_for):
-                    if chunk.choices and chunk.choices[0].delta.content:
-                        text, pieces = text + chunk.choices[0].delta.content, pieces + 1
-                        kill()
-                        kill = lambda: None  # noqa: E731  # once
-                    report = (chunk.model_extra or {}).get("paceline") or report
-            except APIError as error:
-                return f"the stream ends with the error {error} after {text!r}"
+        text, pieces, report = "", 0, dict[str, Any]()
+        url = f"{pair.url(side)}/v1/chat/completions"
+        with httpx.stream("POST", url, json=asked_for, timeout=WAIT_S, trust_env=False) as answer:
+            for line in answer.iter_lines():
+                chunk = msgspec.json.decode(line[6:]) if line.startswith("data: {") else {}
+                if "error" in chunk:
+                    return f"the stream ends with the error {chunk['error']} after {text!r}"
+                for choice in chunk.get("choices", ()):
+                    if not (content := choice["delta"].get("content")):
+                        continue
+                    text, pieces = text + content, pieces + 1
+                    kill()
+                    kill = lambda: None  # noqa: E731  # once
+                report = chunk.get("paceline") or report
         told = {name: report.get(name) for name in ("strategy", "degraded", "why") if report.get(name)}
         return f"{pieces} pieces, {text!r}, {told}"
 
@@ -321,8 +317,8 @@ def both_sides(url: str, model: Path, gguf: Path, count: int) -> Iterator[str]:
 
     with TemporaryDirectory() as folder:
         flags = {"cloud_flags": ("--engine-url", url), "flags": ("--name", "joint")}
-        models: dict[Side, str] = {"cloud": str(model), "device": str(gguf)}
-        with running_pair(Path(folder), model=models, documents=DOCUMENTS, **flags) as pair:
+        models: Mapping[Side, str] = {"cloud": str(model), "device": str(gguf)}
+        with running_pair(Path(folder), model=models, **flags) as pair:
             for side in SIDES:
                 yield f"aggregate, in front the {side}: {answer(pair, side)}"
             yield f"the device killed in mid-answer, at the cloud: {answer(pair, 'cloud', pair.kill_agent)}"
