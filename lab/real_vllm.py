@@ -35,6 +35,7 @@ from paceline.engine.remote.servers import RemoteModel
 from paceline.engine.tokenizer import Tokenizer
 from paceline.runtime.node import Node
 from paceline.runtime.service import GenerateRequest, GenerationResult, TextDelta
+from paceline.runtime.sessions.client import ClientSession
 from paceline.strategies.base import SIDES, Side
 from tests.core.chi_square import sigmas
 from tests.e2e.pair import QUESTION, Pair, running_pair
@@ -222,8 +223,8 @@ async def sampled(cloud: Node, far: RemoteModel, text: Tokenizer, strategy: str,
     (first,) = await far.rows([prompt], 20, "trial")
     likely = [token for token, value in first.logprobs.items() if math.exp(value) * count >= LEAST_EXPECTED]
     seconds = await far.rows([[*prompt, token] for token in likely], 20, "trial")
-    one = {(token,): math.exp(first.logprobs[token]) for token in likely}
-    two = {
+    one: dict[tuple[int, ...], float] = {(token,): math.exp(first.logprobs[token]) for token in likely}
+    two: dict[tuple[int, ...], float] = {
         (token, then): math.exp(first.logprobs[token] + value)
         for token, row in zip(likely, seconds, strict=True)
         for then, value in row.logprobs.items()
@@ -236,6 +237,7 @@ async def sampled(cloud: Node, far: RemoteModel, text: Tokenizer, strategy: str,
         params = SamplingParams(seed=seed)
         request = changed(asked(QUESTIONS[7], 2, params), strategy=strategy, top_logprobs=None)
         session = await cloud.prepare(request)
+        assert isinstance(session, ClientSession)
         _, done = await collect(session)
         assert done.strategy == strategy and done.degraded is None, done.strategy_reason
         doubtful += "approximate" in done.strategy_reason
@@ -316,9 +318,9 @@ def both_sides(url: str, model: Path, gguf: Path, count: int) -> Iterator[str]:
         os.kill(pair.started.cloud.process.pid, signal.SIGKILL)
 
     with TemporaryDirectory() as folder:
-        flags = {"cloud_flags": ("--engine-url", url), "flags": ("--name", "joint")}
         models: Mapping[Side, str] = {"cloud": str(model), "device": str(gguf)}
-        with running_pair(Path(folder), model=models, **flags) as pair:
+        started = running_pair(Path(folder), model=models, flags=("--name", "joint"), cloud_flags=("--engine-url", url))
+        with started as pair:
             for side in SIDES:
                 yield f"aggregate, in front the {side}: {answer(pair, side)}"
             yield f"the device killed in mid-answer, at the cloud: {answer(pair, 'cloud', pair.kill_agent)}"

@@ -106,16 +106,21 @@ async def test_a_device_that_is_not_enrolled_is_told_how_to_be(tmp_path: Path) -
         await here.linked(tmp_path, code)  # it holds still
 
 
+async def check_told(state: Path, url: str, why: str, advice: str) -> None:
+    """Doctor tells why there is no link to this cloud, with and without a credential."""
+    status, text = await look(state, url)
+    assert status == "fail" and why in text and advice in text
+    key = PrivateKey.generate()
+    Credentials(state).put(url, Credential("phone", key.public_key, (key,)))
+    status, text = await look(state, url)
+    assert status == "warn" and why in text and "answers alone" in text
+
+
 async def test_a_cloud_that_cannot_be_reached_is_told_with_and_without_a_credential(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        status, text = await look(tmp_path, url)
-        assert status == "fail" and "cannot reach" in text and "Nor is this device enrolled" in text
-        keys = PrivateKey.generate(), PrivateKey.generate()
-        Credentials(tmp_path).put(url, Credential("phone", keys[0].public_key, keys[1:]))
-        status, text = await look(tmp_path, url)
-        assert status == "warn" and "cannot reach" in text and "answers alone" in text
+        await check_told(tmp_path, url, "cannot reach", "Nor is this device enrolled")
 
 
 # ---- a cloud whose certificate is not trusted here: told once, by enrolment and by doctor ----------------------------
@@ -167,13 +172,7 @@ async def test_enrolment_tells_what_to_do_and_tells_it_once(
 
 
 async def test_doctor_tells_what_to_do_with_and_without_a_credential(url: str, tmp_path: Path) -> None:
-    settings = AgentSettings(cloud=url, state_dir=tmp_path, model=("fake",))
-    status, text = await asyncio.to_thread(cloud_link, settings) or ("", "")
-    assert status == "fail" and TOLD in text and "SSL_CERT_FILE" in text
-    key = PrivateKey.generate()
-    Credentials(tmp_path).put(url, Credential("phone", key.public_key, (key,)))
-    status, text = await asyncio.to_thread(cloud_link, settings) or ("", "")
-    assert status == "warn" and TOLD in text and "answers alone" in text
+    await check_told(tmp_path, url, TOLD, "SSL_CERT_FILE")
 
 
 async def test_what_the_environment_trusts_is_trusted(

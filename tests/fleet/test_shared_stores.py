@@ -1,4 +1,4 @@
-"""Stores of two servers in one database: what one changes the other knows, and no write passes the fence."""
+"""Stores and rules of two servers in one database: what one changes the other knows, and no write passes the fence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -17,15 +17,19 @@ from paceline.api.http.auth import Keyring
 from paceline.api.responses import log as event_log
 from paceline.api.responses.log import EventLog, LiveEvents
 from paceline.api.responses.store import EventStore, LogBatch, ResponseRecord, Turn
+from paceline.core.policy import DocumentFacts, DocumentRule, Pattern, Policy
 from paceline.errors import ConfigError, RequestError, StorageError
 from paceline.fleet import Fleet
 from paceline.postgres import Postgres, PostgresConnection
+from paceline.rag.store.readable import RuledDocument
+from paceline.runtime.policy import PolicyGuard
 from paceline.settings import ServerSettings
 from paceline.settings_sources import resolve
 from server.devices import Registry
 from server.keys import Keys
 from server.state import StateTables
 from tests.postgres import RealPostgres
+from tests.requests import a_request
 
 Servers = tuple[Postgres, Postgres]
 WAIT_S = 30.0
@@ -346,3 +350,59 @@ def test_devices_enrol_at_any_server_and_a_name_has_one_code(servers: Servers) -
         eventually(lambda: version() != before)
     assert [device.name for device in second.devices()] == ["phone"]
     assert second.revoke("phone") and first.devices() == []
+
+
+# ---- the rules of an owner over several servers: what one has seen holds at the others ------------------------------
+TEXT = "The combination of the safe behind the picture is 34 right, 12 left, 7 right, as the locksmith wrote down."
+ASKED = ({"role": "user", "content": "What did the locksmith write?"},)
+RULES = Policy(
+    (DocumentRule("never leaves", Pattern.parse("safe.md", "/home/me")),),
+    budgets={"cloud_tokens": 100.0, "bytes": 1e6},
+)
+DOCUMENT = RuledDocument("doc-1", "safe.md", "safe", DocumentFacts(("/home/me/safe.md",)), RULES.rules)
+
+
+@contextmanager
+def guards(one: Postgres, other: Postgres) -> Iterator[tuple[PolicyGuard, PolicyGuard]]:
+    sides = [closing(PolicyGuard("cloud", RULES, each)) for each in (one, other)]
+    with sides[0] as first, sides[1] as second:
+        yield first, second
+
+
+def level_at(guard: PolicyGuard, *said: str) -> str:
+    request = a_request(messages=(*({"role": "user", "content": each} for each in said), *ASKED), privacy="open")
+    return guard.decide(request, "m").level
+
+
+def test_what_one_server_has_written_is_held_at_the_other_and_budgets_are_of_both(
+    servers: tuple[Postgres, Postgres],
+) -> None:
+    with guards(*servers) as (first, second):
+        assert level_at(second, TEXT) == "open"
+        first.remember(TEXT, "local-only")
+        first.written().result()
+        assert level_at(second, f"Shorten this: {TEXT}") == "local-only" and level_at(second, "Hello") == "open"
+        first.spend("cloud_tokens", 60.0)
+        second.spend("cloud_tokens", 30.0)
+        first._save()
+        first.written().result()
+        assert level_at(second, "Hello") == "open" and second.left()["cloud_tokens"] == 10.0
+        second.spend("cloud_tokens", 10.0)
+        assert level_at(second, "Hello") == "local-only"
+        assert second.state.confirmed() == frozenset()
+        first.state.confirm(DOCUMENT)
+        assert second.state.mark(DOCUMENT.identity) in second.state.confirmed()
+
+
+def test_while_the_database_is_away_nothing_leaves_and_what_was_remembered_is_kept_for_its_return(
+    postgres: RealPostgres, servers: tuple[Postgres, Postgres]
+) -> None:
+    with guards(*servers) as (first, second):
+        postgres.kill()
+        try:
+            first.remember(TEXT, "local-only")
+            assert level_at(first, "Hello") == "local-only" and [*first.used_up()] == ["cloud_tokens", "bytes"]
+        finally:
+            postgres.start()
+        assert level_at(first, "Hello") == "open", "no server needs a restart"
+        assert level_at(second, TEXT) == "local-only"

@@ -4,13 +4,11 @@ behind it, and nothing that leaves it before."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from paceline.core.difficulty import HELD, Look, Sureness
@@ -24,10 +22,8 @@ from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.handoff import Outcomes
 from paceline.strategies.base import Branch
 from tests.requests import changed
-from tests.runtime import test_node
-from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+from tests.runtime.test_node import REQUEST, collect, nodes
 from tests.strategies.oracle import continued_alone
-from tests.wire.identities import CLOUD, DEVICE
 
 pytestmark = pytest.mark.anyio
 
@@ -42,18 +38,7 @@ ASKED = changed(
 )
 SEEDS: dict[Side, int] = {"cloud": 1, "device": 2}  # of the engines of `nodes`
 NEVER = 10_000
-
-
-@asynccontextmanager
-async def pair(
-    monkeypatch: pytest.MonkeyPatch, *, gated: tuple[Side, ...] = ()
-) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
-    """Two nodes, of which the cloud's model is the larger one."""
-    monkeypatch.setattr(test_node, "DEVICE", msgspec.structs.replace(DEVICE, num_weights=10))
-    async with nodes(introduction=msgspec.structs.replace(CLOUD, num_weights=70), gated=gated) as (bench, tasks):
-        for node, size in ((bench.cloud, 70), (bench.device, 10)):
-            node._resources.info = replace(node._resources.info, num_weights=size)
-        yield bench, tasks
+pair = partial(nodes, sizes={"cloud": 70, "device": 10})
 
 
 def unsure_at(monkeypatch: pytest.MonkeyPatch, token: int) -> None:
@@ -81,7 +66,7 @@ async def test_the_text_is_the_devices_up_to_where_it_grows_unsure_and_the_cloud
     """At every token; what it is unsure of before it has told anything is the cloud's from the first one on."""
     request = changed(ASKED, sampling=replace(ASKED.wish.sampling, temperature=temperature))
     alone = reference(request, "device")
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         for at in range(LENGTH):
             unsure_at(monkeypatch, at)
             text, done = await collect(await bench.device.prepare(request))
@@ -97,7 +82,7 @@ async def test_the_text_is_the_devices_up_to_where_it_grows_unsure_and_the_cloud
 async def test_an_answer_that_it_is_sure_of_leaves_no_byte_on_the_link(
     drafts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         unsure_at(monkeypatch, NEVER)
         monkeypatch.setattr(bench.device._resources.worker, "told", not drafts, raising=False)
         for length in (LENGTH, HELD - 1):
@@ -112,7 +97,7 @@ async def test_an_answer_that_it_is_sure_of_leaves_no_byte_on_the_link(
 
 
 async def test_nothing_is_told_or_sent_before_it_is_known_who_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch, gated=("device",)) as (bench, _):
+    async with pair(gated=("device",)) as (bench, _):
         unsure_at(monkeypatch, HELD + 2)
         told: list[TextDelta | GenerationResult] = []
 
@@ -140,7 +125,7 @@ async def test_a_cloud_that_is_lost_as_it_is_to_take_over_is_done_without(
 ) -> None:
     hands_over = Preparation._hand_over
 
-    async with pair(monkeypatch) as (bench, tasks):
+    async with pair() as (bench, tasks):
 
         async def lost(self: Preparation, *arguments: Any) -> ClientSession:
             await bench.unlink()
@@ -155,7 +140,7 @@ async def test_a_cloud_that_is_lost_as_it_is_to_take_over_is_done_without(
 
 
 async def test_stop_strings_and_logprobs_go_across_the_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         at = HELD + 3
         unsure_at(monkeypatch, at)
         tokens = reference(ASKED, "cloud", tuple(reference(ASKED, "device")[:at]))
@@ -183,14 +168,14 @@ async def test_what_is_not_asked_for_or_may_not_be_tried_is_the_clouds_as_ever(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """documents: those of the cloud, which the device cannot read, may hold the answer."""
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         unsure_at(monkeypatch, NEVER)
         _, done = await collect(await bench.device.prepare(changed(ASKED, **change)))
         assert done.handoff is None and done.strategy == "draft_verify" and done.stats["sent_open_bytes"] > 0
 
 
 async def test_no_level_of_privacy_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         unsure_at(monkeypatch, 0)
         text, done = await collect(await bench.device.prepare(changed(ASKED, privacy="local-only")))
         assert (text, done.handoff) == (text_of(reference(ASKED, "device")), None)
@@ -200,7 +185,7 @@ async def test_no_level_of_privacy_is_widened(monkeypatch: pytest.MonkeyPatch) -
 async def test_what_came_of_answers_is_learnt_by_pair_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those in which any draft came in time."""
     monkeypatch.setattr(handoff, "LEAST_EXAMINED", 1)
-    async with pair(monkeypatch) as (bench, _):
+    async with pair() as (bench, _):
         outcomes = bench.device._resources.outcomes = Outcomes(tmp_path)
         unsure_at(monkeypatch, 0)
         for seed in range(3):

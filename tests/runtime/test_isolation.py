@@ -1,10 +1,11 @@
-"""What is computed of documents: shared by nobody else, and gone with them."""
+"""What is computed of documents: shared by nobody else, gone with them, and its files are open as long as an answer."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import io
+import mmap
 import threading
 import weakref
 from collections import defaultdict
@@ -19,6 +20,7 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer
+from paceline.rag import document_kv
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Selection
@@ -36,9 +38,9 @@ from tests.requests import changed
 from tests.runtime.engine_loop.test_document_prefill import MIB, REQUEST, fake, lazy, make, pair, tiny
 from tests.runtime.test_node import collect
 
-__all__ = ["lazy", "make", "tiny"]  # fixtures
-
 pytestmark = pytest.mark.anyio
+
+__all__ = ["lazy", "make", "tiny"]  # fixtures
 
 TEXT = "The red boat lies in the harbour behind the old mill, and its key hangs in the hall."
 ASKED = changed(REQUEST, strategy="autoregressive")
@@ -287,3 +289,38 @@ async def test_a_node_tells_of_its_documents_while_others_write_them(tmp_path: P
             told.set()
             await asyncio.to_thread(writer.join)
         assert waited == [True], "the event loop has waited for the writer"
+
+
+# ---- stored KV is a mapped file: an answer that has ended holds none, without the garbage collector -----------------
+class Mapped(mmap.mmap):
+    """A mapping that can be counted."""
+
+
+@pytest.mark.parametrize("front", SIDES)
+async def test_an_answer_that_has_ended_holds_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: Side
+) -> None:
+    opened: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def mapped(*arguments: object, **more: object) -> mmap.mmap:
+        made = Mapped(*arguments, **more)  # type: ignore[arg-type]
+        opened.add(made)
+        return made
+
+    async with pair(tmp_path, fake) as linked:
+        node = linked.nodes[front]
+        await result(node, changed(REQUEST, max_tokens=4))
+        monkeypatch.setattr(document_kv.mmap, "mmap", mapped)
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(3):
+                question = [{"role": "user", "content": f"Where does the boat number {number} lie?"}]
+                done = await result(node, changed(REQUEST, messages=tuple(question), max_tokens=4))
+                assert done.citations
+            del done
+            for _ in range(100):  # the other side's part ends after the answer
+                await asyncio.sleep(0)
+            assert len(opened) <= 1, len(opened)
+        finally:
+            gc.enable()

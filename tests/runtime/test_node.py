@@ -6,10 +6,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -21,6 +21,7 @@ from paceline.engine.base import LoadedModel, Output, ServedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
+from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.asking import AskCounter, CloudAsks
 from paceline.runtime.link.connection import Link
@@ -72,6 +73,29 @@ class GatedEngine(FakeEngine):
         self.gate.release()
 
 
+HARBOUR = Passage("harbour.md", 1, "", "The harbour opens at eight.", 0.6)
+LANDLORD = Passage("notes.md", 1, "", "My landlord is called Velda.", 0.5)
+
+
+class Passages:
+    """A store that returns these passages for every query. wait_for: what a search waits for."""
+
+    def __init__(self, *passages: Passage, wait_for: threading.Event | None = None) -> None:
+        self._passages, self._wait_for = passages, wait_for
+        self.queries: list[str] = []
+
+    def count(self, _selection: object = None) -> int:
+        return len(self._passages)
+
+    def removals(self) -> int:
+        return 0
+
+    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:
+        self.queries.append(query)
+        assert self._wait_for is None or self._wait_for.wait(60.0), "the search was never let go"
+        return [passage for passage in self._passages if passage.score >= min_score][:k]
+
+
 @dataclass(slots=True)
 class Bench:
     cloud: Node
@@ -80,23 +104,38 @@ class Bench:
     pipes_in_use: tuple[Pipe, Pipe] | None = None
     links: tuple[Link, Link] | None = None
     may_ask: MayAsk = EVERYBODY  # as the device tells its cloud
-    introduction: Introduction = CLOUD  # the cloud's, but for its strategies
+    words: str = ""  # the cloud's tokenizer as it tells of it, where that is another than its own
+
+    def of(self, side: Side) -> Node:
+        return self.cloud if side == "cloud" else self.device
+
+    def have(self, device: Passages, cloud: Passages) -> None:
+        """Give the sides these documents."""
+        for node, store in ((self.device, device), (self.cloud, cloud)):
+            node._resources.store = cast(DocumentStore, store)
+
+    def introduction(self, side: Side) -> Introduction:
+        """What a side tells of itself."""
+        resources, general = self.of(side)._resources, CLOUD if side == "cloud" else DEVICE
+        told = known_as(general, (side == "cloud" and self.words) or resources.tokenizer.fingerprint, STRATEGIES)
+        told = msgspec.structs.replace(told, model=resources.info.fingerprint, num_weights=resources.info.num_weights)
+        asked_by = None if self.may_ask.names is None else [*self.may_ask.names]
+        return told if side == "cloud" else msgspec.structs.replace(told, asked_by=asked_by)
 
     async def link(self, tasks: asyncio.TaskGroup) -> None:
         self.pipes_in_use = left, right = pipes()
-        words = self.cloud._resources.tokenizer
-        ours, theirs = (known_as(each, words.fingerprint, STRATEGIES) for each in (DEVICE, self.introduction))
-        if self.introduction.tokenizer != CLOUD.tokenizer:
-            theirs = msgspec.structs.replace(theirs, tokenizer=self.introduction.tokenizer)
-        ours = msgspec.structs.replace(ours, asked_by=None if self.may_ask.names is None else [*self.may_ask.names])
+        vocab_size = self.cloud._resources.tokenizer.vocab_size
         device = Link(
-            left, device_end(ours), vocab_size=words.vocab_size, on_up=lambda link: self.device.on_link(link, "cloud")
+            left,
+            device_end(self.introduction("device")),
+            vocab_size=vocab_size,
+            on_up=lambda link: self.device.on_link(link, "cloud"),
         )
         cloud = Link(
             right,
-            cloud_end(theirs),
+            cloud_end(self.introduction("cloud")),
             authenticate=admit,
-            vocab_size=words.vocab_size,
+            vocab_size=vocab_size,
             on_up=lambda link: self.cloud.on_link(link, "laptop"),
         )
         self.links = device, cloud
@@ -132,11 +171,22 @@ async def side_by_side(
                 await bench.links[1].closed.wait()
 
 
+def bench_of(
+    models: Mapping[Side, ServedModel],
+    stores: Mapping[Side, DocumentStore] = MappingProxyType({}),
+    parts: Mapping[Side, NodeParts] = MappingProxyType({}),
+    **more: Any,
+) -> Bench:
+    """Two nodes, of which the device may be asked unless its parts say otherwise. more: of the bench."""
+    open_to_all = {side: NodeParts(company=Company(asks=open_gate())) for side in SIDES}
+    made = {side: Node(side, models[side], stores.get(side), (open_to_all | {**parts})[side]) for side in SIDES}
+    return Bench(**made, **more)
+
+
 @asynccontextmanager
 async def linked(cloud: ServedModel, device: ServedModel, within_s: float | None = 120) -> AsyncIterator[Bench]:
     """A cloud and a device with these models and no documents."""
-    far, near = Node("cloud", cloud, None), Node("device", device, None, NodeParts(company=Company(asks=open_gate())))
-    async with side_by_side(bench := Bench(far, near), within_s=within_s):
+    async with side_by_side(bench := bench_of({"cloud": cloud, "device": device}), within_s=within_s):
         yield bench
 
 
@@ -160,24 +210,24 @@ async def nodes(
     linked: bool = True,
     max_positions: int = 4096,
     may_ask: MayAsk = EVERYBODY,
-    introduction: Introduction = CLOUD,
+    words: str = "",
+    sizes: Mapping[Side, int] = MappingProxyType({}),
     stores: Mapping[Side, DocumentStore] = MappingProxyType({}),
     stimuli: Mapping[Side, StimulusLog] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
+    """Two nodes without documents, unless they have stores. sizes: of their models, in weights."""
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(1, max_positions), "device": GatedEngine(2, max_positions)}
     for side, engine in engines.items():
         engine.open = side not in gated
     models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
-    cloud, device = (
-        Node(
-            side,
-            models[side],
-            stores.get(side),
-            NodeParts(computing=Computing(stimuli=stimuli.get(side)), company=Company(asks=open_gate(may_ask))),
-        )
+    parts = {
+        side: NodeParts(computing=Computing(stimuli=stimuli.get(side)), company=Company(asks=open_gate(may_ask)))
         for side in SIDES
-    )
-    bench = Bench(cloud, device, engines, may_ask=may_ask, introduction=introduction)
+    }
+    bench = bench_of(models, stores, parts, engines=engines, may_ask=may_ask, words=words)
+    for side, size in sizes.items():
+        resources = bench.of(side)._resources
+        resources.info = replace(resources.info, num_weights=size)
     async with side_by_side(bench, linked=linked) as tasks:
         yield bench, tasks
     for engine in engines.values():
@@ -202,8 +252,7 @@ async def test_variables_of_the_chat_template_reach_both_sides(front: Side, monk
     monkeypatch.setattr(ByteTokenizer, "chat", heard_too)
     async with nodes() as (bench, _):
         fields = {"enable_thinking": False, "style": {"words": ["brief"]}}
-        node = bench.device if front == "device" else bench.cloud
-        _, done = await collect(await node.prepare(changed(REQUEST, template=fields, max_tokens=4)))
+        _, done = await collect(await bench.of(front).prepare(changed(REQUEST, template=fields, max_tokens=4)))
         assert done.degraded is None and heard == [fields, fields]
 
 

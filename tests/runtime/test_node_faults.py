@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import cast
 
 import pytest
 
@@ -15,47 +14,17 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, fake_model
 from paceline.errors import PacelineError
-from paceline.rag.records import Passage
-from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies import joint
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, Bench, GatedEngine, collect, linked, nodes
+from tests.runtime.test_node import HARBOUR, LANDLORD, REQUEST, Bench, GatedEngine, Passages, collect, linked, nodes
 
 pytestmark = pytest.mark.anyio
 
 ENDLESS = SamplingParams(temperature=1.0, seed=1, logit_bias={256: -100.0})
-
-
-class OneDocument:
-    """A store of one passage. A search waits until `open` is set, with a timeout."""
-
-    def __init__(self, text: str, open: threading.Event | None = None) -> None:
-        self._passage = Passage("notes.md", 1, "", text, 0.5)
-        self._open = open
-
-    def count(self, _selection: object = None) -> int:
-        return 1
-
-    def removals(self) -> int:
-        return 0
-
-    def search(self, query: str, k: int, _selection: object, *, min_score: float) -> list[Passage]:  # noqa: ARG002
-        assert query and k
-        if self._open is not None:
-            assert self._open.wait(60.0), "the search was never let go"
-        return [self._passage]
-
-
-def give_documents(bench: Bench, device_may_search: threading.Event | None = None) -> None:
-    for node, text, may_search in (
-        (bench.cloud, "The harbour opens at eight.", None),
-        (bench.device, "My landlord is called Velda.", device_may_search),
-    ):
-        node._resources.store = cast(DocumentStore, OneDocument(text, may_search))
 
 
 @asynccontextmanager
@@ -82,12 +51,12 @@ def silence_cloud(bench: Bench) -> None:
 async def test_a_slow_search_on_the_device_changes_no_text() -> None:
     texts: list[str] = []
     async with nodes() as (bench, _):
-        give_documents(bench)
+        bench.have(Passages(LANDLORD), Passages(HARBOUR))
         for node in (bench.cloud, bench.device):
             texts.append((await collect(await node.prepare(REQUEST)))[0])
     async with nodes() as (bench, _):
         may_search = threading.Event()
-        give_documents(bench, may_search)
+        bench.have(Passages(LANDLORD, wait_for=may_search), Passages(HARBOUR))
         assert bench.pipes_in_use is not None
         end, drafts = bench.pipes_in_use[0], 0
         receive = end.recv_bytes

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from paceline.core.sampling.sampler import Constraint, SamplingParams
@@ -26,9 +24,7 @@ from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.prompts import PromptSet
 from paceline.wire.messages import RetrievedPassages, SessionFrame, Targets
 from tests.requests import changed
-from tests.runtime import test_node
 from tests.runtime.test_node import REQUEST, Bench, collect, nodes, stores_of
-from tests.wire.identities import CLOUD, DEVICE
 
 pytestmark = pytest.mark.anyio
 
@@ -42,59 +38,48 @@ SAMPLINGS = {
 }
 
 
-@dataclass(frozen=True)
-class Sizes:
-    cloud: int
-    device: int
-
-    def writer(self, front: Side) -> Side:
-        if not (self.cloud and self.device):
-            return front
-        return front if self.cloud == self.device else "cloud" if self.cloud > self.device else "device"
+Sizes = Mapping[Side, int]
+LARGER_CLOUD, LARGER_DEVICE, EQUAL = (
+    {"cloud": cloud, "device": device} for cloud, device in ((70, 10), (10, 70), (10, 10))
+)
+SIZES: Sequence[Sizes] = (LARGER_CLOUD, LARGER_DEVICE, EQUAL, {}, {"cloud": 70})
 
 
-LARGER_CLOUD, LARGER_DEVICE = Sizes(70, 10), Sizes(10, 70)
-SIZES = (LARGER_CLOUD, LARGER_DEVICE, Sizes(10, 10), Sizes(0, 0), Sizes(70, 0))
+def writer(sizes: Sizes, front: Side) -> Side:
+    """The side with the larger model, if it is known which that is."""
+    if len(sizes) < 2 or sizes["cloud"] == sizes["device"]:
+        return front
+    return max(SIDES, key=lambda side: sizes[side])
 
 
 @asynccontextmanager
 async def pair(
-    folder: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch, *, gated: tuple[Side, ...] = ()
+    folder: Path, sizes: Sizes, *, gated: tuple[Side, ...] = ()
 ) -> AsyncIterator[tuple[Bench, asyncio.TaskGroup]]:
     """Two nodes with a document each."""
     with stores_of(folder, {side: {"a.md": TEXTS[side]} for side in SIDES}) as stores:
-        monkeypatch.setattr(test_node, "DEVICE", msgspec.structs.replace(DEVICE, num_weights=sizes.device))
-        cloud = msgspec.structs.replace(CLOUD, num_weights=sizes.cloud)
-        async with nodes(stores=stores, introduction=cloud, gated=gated) as (bench, tasks):
-            for node, size in ((bench.cloud, sizes.cloud), (bench.device, sizes.device)):
-                node._resources.info = replace(node._resources.info, num_weights=size)
-            yield bench, tasks
-
-
-def of(bench: Bench, side: Side) -> test_node.Node:
-    return bench.cloud if side == "cloud" else bench.device
+        async with nodes(stores=stores, sizes=sizes, gated=gated) as made:
+            yield made
 
 
 async def alone(bench: Bench, side: Side, request: GenerateRequest) -> str:
     """The text that this side writes by itself."""
-    text, _ = await collect(await of(bench, side).prepare(changed(request, strategy="autoregressive")))
+    text, _ = await collect(await bench.of(side).prepare(changed(request, strategy="autoregressive")))
     return text
 
 
 @pytest.mark.parametrize("front", SIDES)
-async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
-    front: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_larger_models_side_writes_alone_and_the_report_says_so(front: Side, tmp_path: Path) -> None:
     """With every sampling where a side is larger; with one where none is."""
     for number, (sizes, sampling) in enumerate([*product(SIZES[:2], SAMPLINGS), *product(SIZES[2:], ["seeded"])]):
         params, seeded = SAMPLINGS[sampling]
         request = changed(HELLO, sampling=params, seeded=seeded, max_tokens=12)
-        writer = sizes.writer(front)
-        async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
-            text, done = await collect(await of(bench, front).prepare(request))
-            assert text == await alone(bench, writer, request), (sizes, sampling)
+        larger = writer(sizes, front)
+        async with pair(tmp_path / str(number), sizes) as (bench, _):
+            text, done = await collect(await bench.of(front).prepare(request))
+            assert text == await alone(bench, larger, request), (sizes, sampling)
             assert (done.degraded, done.citations, done.completion_tokens) == (None, (), 12)
-            if writer == front:
+            if larger == front:
                 assert done.strategy == "lookup_tree"
                 assert done.strategy_reason == (
                     f"neither side has found anything, and the {front} writes: no other model is known to be larger"
@@ -111,11 +96,11 @@ async def test_the_larger_models_side_writes_alone_and_the_report_says_so(
 
 @pytest.mark.parametrize(("front", "side"), [*product(SIDES, SIDES)])
 async def test_what_one_side_alone_has_found_is_written_by_the_fastest_way_to_its_text(
-    front: Side, side: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    front: Side, side: Side, tmp_path: Path
 ) -> None:
     request = changed(HELLO, messages=({"role": "user", "content": FOUND[side]},))
-    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
-        text, done = await collect(await of(bench, front).prepare(request))
+    async with pair(tmp_path, EQUAL) as (bench, _):
+        text, done = await collect(await bench.of(front).prepare(request))
         ways = {("device", "cloud"): "draft_verify", ("cloud", "device"): "aggregate"}
         assert (done.strategy, done.degraded) == (ways.get((front, side), "lookup_tree"), None)
         assert "neither side" not in done.strategy_reason
@@ -131,18 +116,16 @@ async def test_what_both_sides_have_found_alike_is_cited(
     """Neither decides a token more than the other."""
     monkeypatch.setitem(TEXTS, "device", TEXTS["cloud"])
     request = changed(HELLO, messages=({"role": "user", "content": FOUND["cloud"]},))
-    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
+    async with pair(tmp_path, EQUAL) as (bench, _):
         cloud, device = bench.engines["cloud"], bench.engines["device"]
         device._key, device._base_model = cloud._key, cloud._base_model  # one model on both sides
-        _, done = await collect(await of(bench, front).prepare(request))
+        _, done = await collect(await bench.of(front).prepare(request))
         assert done.strategy == "aggregate" and {citation.side for citation in done.citations} == set(SIDES)
 
 
-async def test_who_names_the_strategy_gets_both_models_and_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_names_the_strategy_gets_both_models_and_is_told(tmp_path: Path) -> None:
     request = changed(HELLO, strategy="aggregate")
-    async with pair(tmp_path, LARGER_CLOUD, monkeypatch) as (bench, _):
+    async with pair(tmp_path, LARGER_CLOUD) as (bench, _):
         texts = set()
         for node in (bench.cloud, bench.device):
             text, done = await collect(await node.prepare(request))
@@ -153,30 +136,28 @@ async def test_who_names_the_strategy_gets_both_models_and_is_told(
         assert not texts & {await alone(bench, side, request) for side in SIDES}
 
 
-async def test_a_form_is_kept_by_the_side_that_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_form_is_kept_by_the_side_that_writes(tmp_path: Path) -> None:
     form = Constraint("json_schema", '{"type": "string", "pattern": "^[a-d]{10}$"}')
     request = changed(HELLO, constraint=form)
     for number, (front, sizes) in enumerate(product(SIDES, (LARGER_CLOUD, LARGER_DEVICE))):
-        async with pair(tmp_path / str(number), sizes, monkeypatch) as (bench, _):
-            text, done = await collect(await of(bench, front).prepare(request))
-            assert text == await alone(bench, sizes.writer(front), request)
+        async with pair(tmp_path / str(number), sizes) as (bench, _):
+            text, done = await collect(await bench.of(front).prepare(request))
+            assert text == await alone(bench, writer(sizes, front), request)
             assert len(json.loads(text)) == 10 and set(text) <= set('"abcd') and done.degraded is None
 
 
 @pytest.mark.parametrize("front", SIDES)
 @pytest.mark.parametrize("on_loss", ["continue", "pause", "fail"])
-async def test_a_side_that_writes_alone_needs_the_other_no_more(
-    front: Side, on_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_side_that_writes_alone_needs_the_other_no_more(front: Side, on_loss: str, tmp_path: Path) -> None:
     sizes = LARGER_CLOUD if front == "cloud" else LARGER_DEVICE
     request = changed(HELLO, on_loss=on_loss)  # type: ignore[arg-type]  # one of them
-    async with pair(tmp_path, sizes, monkeypatch, gated=(front,)) as (bench, tasks):
-        node, engine = of(bench, front), bench.engines[front]
+    async with pair(tmp_path, sizes, gated=(front,)) as (bench, tasks):
+        node, engine = bench.of(front), bench.engines[front]
         session = await node.prepare(request)
         events = asyncio.create_task(collect(session))
         while session.prepared.strategy != "lookup_tree":  # the peer has said that it found nothing
             await asyncio.sleep(0)
-        assert not of(bench, other(front))._peers.busy or not session.link
+        assert not bench.of(other(front))._peers.busy or not session.link
         await bench.unlink()
         await bench.link(tasks)
         engine.release_gate()
@@ -187,13 +168,13 @@ async def test_a_side_that_writes_alone_needs_the_other_no_more(
 
 @pytest.mark.parametrize(("front", "tokens"), [*product(SIDES, (0, 1, 9))])
 async def test_a_larger_peer_that_is_lost_and_comes_back_goes_on_writing(
-    front: Side, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    front: Side, tokens: int, tmp_path: Path
 ) -> None:
     sizes = LARGER_DEVICE if front == "cloud" else LARGER_CLOUD
     request = changed(HELLO, on_loss="pause")
-    async with pair(tmp_path, sizes, monkeypatch) as (bench, tasks):
+    async with pair(tmp_path, sizes) as (bench, tasks):
         expected = await alone(bench, other(front), request)
-        events = (await of(bench, front).prepare(request)).run()
+        events = (await bench.of(front).prepare(request)).run()
         text = ""
         for _ in range(tokens):
             delta = await anext(events)
@@ -210,20 +191,18 @@ async def test_a_larger_peer_that_is_lost_and_comes_back_goes_on_writing(
 
 
 @pytest.mark.parametrize("front", SIDES)
-async def test_a_peer_lost_before_it_has_searched_is_missed(
-    front: Side, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_peer_lost_before_it_has_searched_is_missed(front: Side, tmp_path: Path) -> None:
     """It may have found something: the answer is marked, and fails where it is to."""
-    async with pair(tmp_path, Sizes(10, 10), monkeypatch) as (bench, _):
+    async with pair(tmp_path, EQUAL) as (bench, _):
         link = bench.links[0 if front == "cloud" else 1]
         link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
         with pytest.raises(RequestError, match="was lost") as lost:
-            await collect(await of(bench, front).prepare(changed(HELLO, on_loss="fail")))
+            await collect(await bench.of(front).prepare(changed(HELLO, on_loss="fail")))
         assert (lost.value.status, lost.value.code) == (503, f"{other(front)}_lost")
-    async with pair(tmp_path / "again", Sizes(10, 10), monkeypatch) as (bench, _):
+    async with pair(tmp_path / "again", EQUAL) as (bench, _):
         link = bench.links[0 if front == "cloud" else 1]
         link.on_open = lambda _: [end.abort() for end in bench.pipes_in_use]  # type: ignore[union-attr]
-        text, done = await collect(await of(bench, front).prepare(HELLO))
+        text, done = await collect(await bench.of(front).prepare(HELLO))
         assert done.degraded == f"{other(front)}_lost" and text == await alone(bench, front, HELLO)
 
 
@@ -241,9 +220,9 @@ async def test_what_is_its_own_if_the_peer_finds_nothing_is_written_while_that_s
     monkeypatch.setattr(peers.Peers, "_prompts", searching)
     asked = FOUND[other(front)] if found else "hello"
     request = changed(HELLO, messages=({"role": "user", "content": asked},))
-    async with pair(tmp_path, LARGER_CLOUD if front == "cloud" else LARGER_DEVICE, monkeypatch) as (bench, _):
+    async with pair(tmp_path, LARGER_CLOUD if front == "cloud" else LARGER_DEVICE) as (bench, _):
         expected = await alone(bench, other(front) if found else front, request)
-        session = await of(bench, front).prepare(request)
+        session = await bench.of(front).prepare(request)
         assert isinstance(session, ClientSession)
         events = asyncio.create_task(collect(session))
         while session._ahead is None or session._ahead._finished is None:
@@ -273,7 +252,7 @@ async def test_a_peer_is_left_whose_tokens_come_while_a_mask_is_waited_for(
         heard.append(message)
 
     request = changed(HELLO, constraint=Constraint("json_schema", '{"type": "string", "pattern": "^[a-d]{10}$"}'))
-    async with pair(tmp_path, LARGER_DEVICE, monkeypatch) as (bench, _):
+    async with pair(tmp_path, LARGER_DEVICE) as (bench, _):
         expected = await alone(bench, "device", request)
         assert expected != await alone(bench, "cloud", request)
         monkeypatch.setattr(ClientSession, "_received", heard_too)

@@ -18,15 +18,13 @@ from paceline.engine.fake import ByteTokenizer
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
 from paceline.runtime.policy import PolicyGuard
-from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import AnswerRecord, GenerateRequest
 from paceline.runtime.sessions.prepared import hashed
 from paceline.strategies.base import SIDES, Side
 from tests.depth import DEPTH
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, GatedEngine, collect, open_gate, side_by_side, stores_of
+from tests.runtime.test_node import Bench, GatedEngine, bench_of, collect, side_by_side, stores_of
 from tests.runtime.test_policy import policy
-from tests.wire.identities import CLOUD
 
 pytestmark = pytest.mark.anyio
 
@@ -74,15 +72,11 @@ WAYS: Final[Sequence[tuple[Side, Mapping[str, Any]]]] = (
 async def pair(folder: Path, *, same: bool) -> AsyncIterator[Bench]:
     """Two linked nodes with documents. same: of one model."""
     engines: dict[Side, GatedEngine] = {"cloud": GatedEngine(3), "device": GatedEngine(3 if same else 4)}
+    models = {side: LoadedModel(engine, ByteTokenizer()) for side, engine in engines.items()}
+    for engine in engines.values():
+        engine.open = True
     with stores_of(folder, TEXTS) as stores:
-        nodes = {}
-        for side, engine in engines.items():
-            engine.open = True
-            parts = NodeParts(company=Company(asks=open_gate()))
-            nodes[side] = Node(side, LoadedModel(engine, ByteTokenizer()), stores[side], parts)
-        told = msgspec.structs.replace(CLOUD, model=engines["cloud"].info.fingerprint)
-        bench = Bench(nodes["cloud"], nodes["device"], engines, introduction=told)
-        async with side_by_side(bench):
+        async with side_by_side(bench := bench_of(models, stores, engines=engines)):
             yield bench
     for engine in engines.values():
         assert not engine.held(), "blocks leaked"

@@ -38,7 +38,7 @@ from paceline.strategies.base import SIDES, Side
 from tests.engine.checkpoints import save
 from tests.postgres import RealPostgres
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
+from tests.runtime.test_node import bench_of, collect, open_gate, side_by_side, stores_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -117,23 +117,14 @@ async def pair(folder: Path, make: Callable[[Side], Engine], *, keep_kv: bool = 
     tokenizer = ByteTokenizer()
     with stores_of(folder, NOTES) as stores:
         files = {side: DocumentKvStore(folder / side / FOLDER, MIB) for side in SIDES}
-        nodes = {
-            side: Node(
-                side,
-                LoadedModel(make(side), tokenizer),
-                stores[side],
-                NodeParts(
-                    kept=Kept(
-                        kv=files[side] if keep_kv else None,
-                        tables=TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size),
-                    ),
-                    company=Company(asks=open_gate()),
-                ),
-            )
-            for side in SIDES
-        }
-        async with side_by_side(Bench(nodes["cloud"], nodes["device"])):
-            yield Pair(nodes, stores, files)
+        parts = {}
+        for side in SIDES:
+            tables = TableStore(folder / side / TABLES, tokenizer.fingerprint, tokenizer.vocab_size)
+            kept = Kept(kv=files[side] if keep_kv else None, tables=tables)
+            parts[side] = NodeParts(kept=kept, company=Company(asks=open_gate()))
+        models = {side: LoadedModel(make(side), tokenizer) for side in SIDES}
+        async with side_by_side(bench := bench_of(models, stores, parts)):
+            yield Pair({side: bench.of(side) for side in SIDES}, stores, files)
 
 
 @pytest.fixture

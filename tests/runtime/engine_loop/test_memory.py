@@ -15,11 +15,10 @@ from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import RequestError
 from paceline.runtime.node import Node
-from paceline.runtime.resources import Company, NodeParts
 from paceline.runtime.service import GenerateRequest
 from paceline.strategies.base import SIDES
 from tests.requests import a_request, changed
-from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
+from tests.runtime.test_node import bench_of, collect, side_by_side, stores_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -124,12 +123,10 @@ async def joint_answers(folder: Path, rows: int | None, count: int) -> list[tupl
         for number, side in enumerate(SIDES)
     }
     with stores_of(folder, dict.fromkeys(SIDES, TEXTS)) as stores:
-        cloud = Node("cloud", models["cloud"], stores["cloud"])
-        device = Node("device", models["device"], stores["device"], NodeParts(company=Company(asks=open_gate())))
-        async with side_by_side(Bench(cloud, device)):
+        async with side_by_side(bench := bench_of(models, stores)):
 
             async def one(number: int) -> tuple[str, str, str | None]:
-                node = (cloud, device)[number % 2]
+                node = bench.of(SIDES[number % 2])
                 text, done = await collect(await node.prepare(changed(request_of(number, 16), strategy="aggregate")))
                 return text, done.reason, done.degraded
 

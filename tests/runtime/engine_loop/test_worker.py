@@ -1,4 +1,4 @@
-"""The thread that owns an engine: batching of answered sequences, and delay by a busy loop."""
+"""The thread that owns an engine: batching of answered sequences, delay by a busy loop, forward times at the start."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
+from paceline.errors import EngineError
+from paceline.runtime.engine_loop.document_prefill import PREFIX, REPEATS, ROWS, Timed, forward_times
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
 
@@ -163,3 +165,47 @@ async def test_the_first_answer_of_each_owner_is_sent_before_the_rest_of_one_own
     assert len(engine.batches) == 1
     assert seen.index("ann's is sent") <= 3, "one of Bert's is before it at most"
     assert seen.index("bert's is sent") < len(seen) - 1 - seen[::-1].index("bert is answered")
+
+
+# ---- forward times measured at the start ----------------------------------------------------------------------------
+class Narrow(WrappedEngine):
+    """An engine that refuses forwards of more than so many rows."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(FakeEngine())
+        self.most = most
+        self.rows: list[int] = []
+
+    def forward(self, batch: Batch) -> Output:
+        if batch.num_rows > self.most:
+            raise EngineError("too wide")
+        self.rows.append(batch.num_rows)
+        return super().forward(batch)
+
+
+def timed(engine: Engine) -> list[Timed]:
+    async def measure() -> list[Timed]:
+        async with started(engine) as worker:
+            return await forward_times(worker, engine.info.vocab_size)
+
+    return asyncio.run(measure())
+
+
+def test_each_row_count_is_timed_and_no_sequence_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.document_prefill.MAX_S", 600.0)
+    engine = Narrow(64)
+    found = timed(engine)
+    assert [rows for rows, _ in found] == [rows for rows in ROWS for _ in range(REPEATS - 1)]
+    assert all(seconds > 0.0 for _, seconds in found)
+    assert engine.rows == [PREFIX, *(rows for rows in ROWS for _ in range(REPEATS))]
+    assert engine.length(1) == 0
+
+
+def test_a_slow_engine_is_timed_for_fewer_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.runtime.engine_loop.document_prefill.MAX_S", 0.0)
+    assert [rows for rows, _ in timed(FakeEngine())] == [1] * (REPEATS - 1)
+
+
+def test_an_engine_error_does_not_prevent_the_start() -> None:
+    assert timed(Narrow(1)) == []
+    assert {rows for rows, _ in timed(Narrow(PREFIX))} == {1, 2, 4, 8, 16}

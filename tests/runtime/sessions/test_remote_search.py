@@ -18,41 +18,16 @@ from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.remote import MAX_BYTES, SearchServer, search_cloud, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, Bench, collect, nodes
+from tests.runtime.test_node import HARBOUR, LANDLORD, REQUEST, Bench, Passages, collect, nodes
 
 pytestmark = pytest.mark.anyio
 
 PRIVATE = changed(REQUEST, strategy="auto", privacy="answer-private")
-HARBOUR = Passage("harbour.md", 1, "", "The harbour opens at eight.", 0.6)
-LANDLORD = Passage("notes.md", 1, "", "My landlord is called Velda.", 0.5)
-
-
-class Passages:
-    """A store that returns these passages for every query."""
-
-    def __init__(self, *passages: Passage) -> None:
-        self._passages = list(passages)
-        self.queries: list[str] = []
-
-    def count(self, _selection: object = None) -> int:
-        return len(self._passages)
-
-    def removals(self) -> int:
-        return 0
-
-    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:
-        self.queries.append(query)
-        return [passage for passage in self._passages if passage.score >= min_score][:k]
 
 
 class Broken(Passages):
     def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:  # noqa: ARG002
         raise OSError("the disk is gone")
-
-
-def set_stores(bench: Bench, device: Passages, cloud: Passages) -> None:
-    for node, store in ((bench.device, device), (bench.cloud, cloud)):
-        node._resources.store = cast(DocumentStore, store)
 
 
 def cloud_end(bench: Bench) -> Link:
@@ -78,7 +53,7 @@ def opened(bench: Bench) -> list[OpenSession]:
 async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_with_all_documents() -> None:
     async with nodes() as (bench, _):
         cloud = Passages(HARBOUR)
-        set_stores(bench, Passages(LANDLORD), cloud)
+        bench.have(Passages(LANDLORD), cloud)
         openings = opened(bench)
         text, done = await collect(await bench.device.prepare(PRIVATE))
         (opening,) = openings
@@ -94,7 +69,7 @@ async def test_only_the_query_is_sent_and_the_answer_equals_that_of_one_side_wit
         assert {stat for stat in done.stats if stat.startswith("sent_")} - {"sent_close_bytes"} == {"sent_open_bytes"}
         assert len(question) < done.stats["sent_open_bytes"] < len(question) + 120
 
-        set_stores(bench, Passages(LANDLORD, HARBOUR), Passages())
+        bench.have(Passages(LANDLORD, HARBOUR), Passages())
         alone, _ = await collect(await bench.device.prepare(changed(PRIVATE, privacy="local-only")))
         assert text == alone and len(openings) == 1
 
@@ -110,7 +85,7 @@ async def test_the_clouds_passages_are_used_where_the_device_has_no_documents() 
 async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with nodes() as (bench, _):
         bench.device._peers._expects_peer = lambda: True  # as an agent with a cloud does
-        set_stores(bench, Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
+        bench.have(Passages(LANDLORD), Broken() if fault == "fails" else Passages(HARBOUR))
         link = cloud_end(bench)
         match fault:
             case "refuses":
@@ -131,7 +106,7 @@ async def test_a_failed_search_marks_the_answer_as_degraded(fault: str, monkeypa
 async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> None:
     many = [replace(HARBOUR, chunk_id=i, text=f"The harbour has {i} boats.") for i in range(9)]
     async with nodes() as (bench, _):
-        set_stores(bench, Passages(LANDLORD), Passages())
+        bench.have(Passages(LANDLORD), Passages())
         link = cloud_end(bench)
 
         def flood(opening: OpenSession) -> None:
@@ -148,7 +123,7 @@ async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> N
 
 async def test_searches_beyond_the_limit_are_refused() -> None:
     async with nodes() as (bench, _):
-        set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))
+        bench.have(Passages(LANDLORD), Passages(HARBOUR))
         bench.cloud._peers._searches._shares = Shares(0)
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
@@ -160,7 +135,7 @@ async def test_searches_beyond_the_limit_are_refused() -> None:
 async def test_a_device_cannot_be_searched() -> None:
     async with nodes() as (bench, _):
         store = Passages(LANDLORD)
-        set_stores(bench, store, Passages())
+        bench.have(store, Passages())
         with pytest.raises(LinkError, match="does not know 'search'"):
             await search_cloud(cloud_end(bench), "who is my landlord?", 3, Egress())
         assert not store.queries
@@ -168,7 +143,7 @@ async def test_a_device_cannot_be_searched() -> None:
 
 async def test_an_answer_that_ends_leaves_no_session_open() -> None:
     async with nodes() as (bench, _):
-        set_stores(bench, Passages(LANDLORD), Passages(HARBOUR))
+        bench.have(Passages(LANDLORD), Passages(HARBOUR))
         for _ in range(3):
             session = await bench.device.prepare(PRIVATE)
             async for event in session.run():

@@ -99,6 +99,11 @@ class Rig:
     pipeline: RemotePipeline
     keys: dict[str, bytes]
 
+    def begin_again(self, lost: Stage, span: Span | None, options: EngineOptions) -> None:
+        """Start a stage with the key and the address of one that was lost."""
+        key, more = self.head.public_key, {"port": lost.port, "key": lost.key, "name": lost.name}
+        self.stages.append(Stage(lost.directory, span, key, options, **more))  # type: ignore[arg-type]  # by name
+
 
 def open_pipeline(
     directory: Path,

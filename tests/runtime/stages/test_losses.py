@@ -28,7 +28,7 @@ from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim
 from paceline.wire.stages.messages import BatchDone, RequestDone, RequestFailed
 from tests.engine.trials import assert_same, scratch
-from tests.runtime.stages.rig import DEMO, Rig, Stage, chain, even_spans, open_pipeline, rig, standing
+from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, open_pipeline, rig, standing
 
 OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
 
@@ -110,9 +110,7 @@ def test_without_anybody_answers_fail_within_seconds_and_the_stage_may_come_back
             pipeline.submit(chain(7, 0, (3,)))
         for seq in (1, 2):
             pipeline.release(SeqId(seq))
-        made.stages.append(
-            Stage(DEMO, (3, 6), made.head.public_key, OPTIONS, port=lost.port, key=lost.key, name=lost.name)
-        )
+        made.begin_again(lost, (3, 6), OPTIONS)
         while True:
             try:
                 ticket = pipeline.submit(chain(9, 0, (5, 6)))
@@ -145,15 +143,14 @@ def test_answers_outlive_a_loss_after_one_whose_stage_loaded_its_layers_for_too_
 
         set_patience(60.0)
         monkeypatch.setattr("tests.runtime.stages.rig.load_stage", load_late)
-        key = made.head.public_key
         first.break_off()
-        made.stages.append(Stage(DEMO, None, key, OPTIONS, port=first.port, key=first.key, name=first.name))
+        made.begin_again(first, None, OPTIONS)
         with pipeline.changed:
             assert pipeline.changed.wait_for(lambda: pipeline.up and pipeline.gone is None, 60)
         monkeypatch.setattr("tests.runtime.stages.rig.load_stage", load_stage)
         pipeline.collect(pipeline.submit(chain(1, 0, (3, 4, 5))))
         second.break_off()
-        made.stages.append(Stage(DEMO, (3, 6), key, OPTIONS, port=second.port, key=second.key, name=second.name))
+        made.begin_again(second, (3, 6), OPTIONS)
         found = pipeline.collect(pipeline.submit(chain(1, 3, (6,)))).dists[0]
         assert_same(found, scratch(whole, (3, 4, 5, 6))[3:])
 
@@ -243,10 +240,7 @@ def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pyte
     with rig(DEMO, even_spans(6, 2), options=OPTIONS) as made:
         lost = made.stages[1]
         lost.break_off()
-        other = OPTIONS._replace(dtype="bfloat16")
-        made.stages.append(
-            Stage(DEMO, (3, 6), made.head.public_key, other, port=lost.port, key=lost.key, name=lost.name)
-        )
+        made.begin_again(lost, (3, 6), OPTIONS._replace(dtype="bfloat16"))
         pipeline = made.pipeline
         with pipeline.changed:
             while "numbers in bfloat16" not in (pipeline.gone or ""):

@@ -3,22 +3,58 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from weakref import WeakSet
 
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
-from paceline.engine.fake import fake_model
-from paceline.errors import ConfigError, EngineError, RequestError
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake import FakeEngine, fake_model
+from paceline.errors import ConfigError, EngineError, PacelineError, RequestError
 from paceline.runtime.node import Node
-from paceline.runtime.resources import Company, NodeParts
-from paceline.runtime.served_models import ModelMemory, ServedModels
+from paceline.runtime.resources import Company, NodeParts, Offer
+from paceline.runtime.served_models import ModelMemory, ModelSlot, ServedModels
 from tests.requests import a_request, changed
-from tests.runtime.served_models.loaded_on_demand import OnDemand
 from tests.runtime.test_node import REQUEST, collect, nodes
 
 pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class OnDemand:
+    name: str = "second"
+    seed: int = 1
+    weights: int = 0
+    now: float = 0.0  # s, virtual
+    failure: PacelineError | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    begun: int = 0  # loadings
+    engines: WeakSet[FakeEngine] = field(default_factory=WeakSet)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        info = replace(fake_model(self.seed).engine.info, name=self.name)
+        self.slot = ModelSlot(info, self._open, weights=self.weights, now=lambda: self.now)
+
+    def num_engines(self) -> int:
+        """Engines in memory."""
+        gc.collect()
+        return len(self.engines)
+
+    async def _open(self, slot: ModelSlot) -> Node:
+        self.begun += 1
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        engine = FakeEngine(self.seed)
+        self.engines.add(engine)
+        return Node(
+            "cloud", LoadedModel(engine, fake_model().tokenizer), None, NodeParts(offer=Offer(name=slot.info.name))
+        )
 
 
 async def used(model: OnDemand) -> Node:
