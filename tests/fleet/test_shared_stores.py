@@ -31,6 +31,8 @@ from server.state import StateTables
 from tests.postgres import RealPostgres
 from tests.requests import a_request
 
+pytestmark = pytest.mark.anyio
+
 Servers = tuple[Postgres, Postgres]
 WAIT_S = 30.0
 
@@ -132,7 +134,6 @@ def test_a_write_whose_commit_was_not_known_is_repeated_without_harm(servers: Se
         assert [row.data for row in store.read("conv_1", -1, -1)] == [b"said"]
 
 
-@pytest.mark.anyio
 async def test_a_follower_misses_no_end_of_another_servers_response(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +151,6 @@ async def test_a_follower_misses_no_end_of_another_servers_response(
         assert read == [0, 1]
 
 
-@pytest.mark.anyio
 async def test_a_follower_of_a_response_that_another_server_deletes_is_told(servers: Servers) -> None:
     with closing(EventStore(servers[0])) as store, closing(EventLog(servers[1])) as log:
         begin(store)
@@ -161,7 +161,6 @@ async def test_a_follower_of_a_response_that_another_server_deletes_is_told(serv
             await anext(following)
 
 
-@pytest.mark.anyio
 async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +181,6 @@ async def test_rows_wait_for_a_commit_and_beginnings_and_ends_do_not(
         assert len(other.read("resp_0", -1, -1)) == 5, "nothing is left at the end"
 
 
-@pytest.mark.anyio
 async def test_a_response_that_begins_while_others_are_taken_over_stays_its_writers(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +206,6 @@ async def test_a_response_that_begins_while_others_are_taken_over_stays_its_writ
         assert not taken and live.epoch == 1
 
 
-@pytest.mark.anyio
 async def test_a_server_that_leaves_does_not_take_over_what_it_abandons(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

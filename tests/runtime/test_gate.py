@@ -31,6 +31,8 @@ from paceline.wire.messages import ChatMessage, OpenSession, Targets
 from tests.clocks import read_from
 from tests.wire.samples import SAMPLING, opening
 
+pytestmark = pytest.mark.anyio
+
 OPENING = msgspec.structs.replace(opening(2), asker="notebook")
 
 
@@ -112,7 +114,6 @@ def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
     assert "no more than 2 questions of the cloud a minute" in (counter.take(7201.0) or "")
 
 
-@pytest.mark.anyio
 async def test_a_restart_renews_no_budget(tmp_path: Path) -> None:
     for admitted in (2, 0):
         async with gate(tmp_path, limits=AskCounter(per_hour=2)) as asks:
@@ -134,7 +135,6 @@ IMPOSSIBLE: dict[str, OpenSession] = {
 
 
 @pytest.mark.parametrize("asked", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-@pytest.mark.anyio
 async def test_what_no_client_could_ask_is_refused_and_costs_no_budget(tmp_path: Path, asked: OpenSession) -> None:
     async with gate(tmp_path, limits=AskCounter(per_hour=1)) as asks:
         with pytest.raises(PacelineError):
@@ -142,7 +142,6 @@ async def test_what_no_client_could_ask_is_refused_and_costs_no_budget(tmp_path:
         asks.admit(OPENING)
 
 
-@pytest.mark.anyio
 async def test_an_answer_may_be_joined_again_from_what_the_device_knows_of_it(tmp_path: Path) -> None:
     async with gate(tmp_path) as asks:
         ask = asks.admit(OPENING)
@@ -160,7 +159,6 @@ async def test_an_answer_may_be_joined_again_from_what_the_device_knows_of_it(tm
     assert (entry.tokens, entry.outcome) == (3, "the link was lost")
 
 
-@pytest.mark.anyio
 async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +187,6 @@ async def test_joining_an_answer_again_costs_no_question_and_has_a_budget_of_its
     assert (entry.documents, entry.sent) == (("doc-0", "doc-1"), {"targets": 200})
 
 
-@pytest.mark.anyio
 async def test_a_further_search_of_an_answer_is_a_question_of_its_own(tmp_path: Path) -> None:
     async with gate(tmp_path, limits=AskCounter(per_hour=2)) as asks:
         await asks.admit(OPENING).begin()
@@ -202,7 +199,6 @@ async def test_a_further_search_of_an_answer_is_a_question_of_its_own(tmp_path: 
 
 
 # ---- the log --------------------------------------------------------------------------------------------------------
-@pytest.mark.anyio
 async def test_an_entry_is_on_disk_before_documents_are_read_and_completed_at_the_end(tmp_path: Path) -> None:
     async with gate(tmp_path) as asks:
         ask = asks.admit(OPENING)
@@ -228,7 +224,6 @@ def test_an_entry_that_a_crash_left_under_way_says_so(tmp_path: Path) -> None:
     log.close()
 
 
-@pytest.mark.anyio
 async def test_without_a_log_no_question_is_answered(tmp_path: Path) -> None:
     async with gate(tmp_path) as asks:
         ask = asks.admit(OPENING)
@@ -238,7 +233,6 @@ async def test_without_a_log_no_question_is_answered(tmp_path: Path) -> None:
             await ask.begin()
 
 
-@pytest.mark.anyio
 async def test_a_flood_of_refusals_is_few_entries_and_all_are_counted(tmp_path: Path) -> None:
     async with gate(tmp_path, NOBODY) as asks:
         for number in range(3000):

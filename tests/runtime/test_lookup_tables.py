@@ -27,6 +27,8 @@ from paceline.runtime.node import Node
 from paceline.runtime.resources import Kept, NodeParts
 from paceline.sealing import PLAIN, Seal, StoreSeal
 
+pytestmark = pytest.mark.anyio
+
 VOCAB = 300
 SUCCESSORS = ([51, 62], [0.5, 0.25])
 
@@ -54,7 +56,6 @@ def test_a_saved_table_is_loaded_for_the_same_owner_and_vocabulary_only(tmp_path
     assert len(list(tmp_path.iterdir())) == 2, "nothing half-written is left"
 
 
-@pytest.mark.anyio
 async def test_a_table_that_is_asked_for_while_it_is_erased_does_not_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +125,6 @@ def test_a_running_program_forgets_whom_another_erased_though_there_was_no_file_
     assert tables.table("ben").successors(3) == (SUCCESSORS if owner else ([], []))
 
 
-@pytest.mark.anyio
 async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +140,6 @@ async def test_the_number_of_owners_in_memory_is_bounded_and_the_rest_are_in_fil
     assert {each.owner for each in table_files(tmp_path)} == {"anna", "ben"}
 
 
-@pytest.mark.anyio
 async def test_a_table_erased_while_it_is_written_to_its_file_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,7 +252,6 @@ def a_hasty_interpreter() -> Iterator[None]:
     sys.setswitchinterval(usual)
 
 
-@pytest.mark.anyio
 async def test_an_erasure_goes_on_when_nobody_waits_for_it_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +270,6 @@ async def test_an_erasure_goes_on_when_nobody_waits_for_it_any_more(
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("a_hasty_interpreter")
 async def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
     tables = store(tmp_path)
@@ -292,7 +289,6 @@ async def test_answers_begin_while_their_owner_erases(tmp_path: Path) -> None:
     assert not table_files(tmp_path) and tables.save() == 0
 
 
-@pytest.mark.anyio
 async def test_an_answer_learns_on_while_its_owner_erases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, learning, erased = load_model("fake"), threading.Event(), threading.Event()
     tables = TableStore(tmp_path, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
@@ -324,7 +320,6 @@ async def test_an_answer_learns_on_while_its_owner_erases(tmp_path: Path, monkey
     assert not table_files(tmp_path)
 
 
-@pytest.mark.anyio
 async def test_a_table_can_be_used_while_it_is_written_to_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,6 +266,7 @@ async def test_the_context_is_never_exceeded_and_never_silently_truncated() -> N
         with pytest.raises(RequestError, match="maximum context length is 64 tokens") as refused:
             await bench.cloud.prepare(long)
         assert refused.value.code == "context_length_exceeded"
+        assert bench.cloud._places._shares.taken == 0, "it gives its place back"
 
 
 async def test_cancellation_releases_all_sequences_on_both_sides() -> None:

@@ -436,7 +436,6 @@ def test_a_request_is_held_here_where_what_rules_hold_cannot_be_read_whatever_is
     guard.close()
 
 
-@pytest.mark.anyio
 async def test_who_may_read_what_is_asked_of_no_disk_on_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -457,7 +456,6 @@ async def test_who_may_read_what_is_asked_of_no_disk_on_the_event_loop(
         guard.close()
 
 
-@pytest.mark.anyio
 async def test_what_would_happen_is_found_out_on_no_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual, readers = RuledDocuments.known, list[threading.Thread]()
 

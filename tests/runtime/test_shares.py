@@ -73,13 +73,6 @@ async def test_where_no_key_is_required_nothing_is_kept_back(monkeypatch: pytest
             stack.push_async_callback((await bench.cloud.prepare(changed(REQUEST, owner=""))).aclose)
 
 
-async def test_a_refused_request_gives_its_place_back() -> None:
-    async with nodes(linked=False, max_positions=64) as (bench, _):
-        with pytest.raises(RequestError, match="maximum context length"):
-            await bench.cloud.prepare(changed(REQUEST, messages=({"role": "user", "content": "x" * 80},)))
-        assert bench.cloud._places._shares.taken == 0
-
-
 async def test_a_peer_has_so_many_sessions_and_its_further_answers_are_written_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,6 +18,8 @@ from paceline.strategies.registry import STRATEGIES
 from tests.requests import changed
 from tests.runtime.test_node import REQUEST, nodes
 
+pytestmark = pytest.mark.anyio
+
 MARKS = ("<think>", "</think>")
 FORM = Constraint("json_schema", '{"enum": ["yes", "no"]}')
 YES = changed(REQUEST, constraint=FORM, thinking_tokens=12, max_tokens=40)
@@ -46,7 +48,6 @@ async def told(session: ClientSession) -> tuple[list[TextDelta], GenerationResul
     return [delta for delta in deltas if isinstance(delta, TextDelta)], done
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("strategy", STRATEGIES)
 async def test_the_form_holds_behind_a_thinking_that_ends_with_its_budget(strategy: str) -> None:
     async with nodes() as (bench, _):
@@ -61,7 +62,6 @@ async def test_the_form_holds_behind_a_thinking_that_ends_with_its_budget(strate
             assert done.completion_tokens > done.stats["reasoning_tokens"]
 
 
-@pytest.mark.anyio
 async def test_a_template_that_is_told_not_to_think_has_an_answer_alone() -> None:
     async with nodes(linked=False) as (bench, _):
         asked = changed(YES, template={"enable_thinking": False}, strategy="autoregressive")
@@ -71,7 +71,6 @@ async def test_a_template_that_is_told_not_to_think_has_an_answer_alone() -> Non
         assert not any(delta.thinking for delta in (await told(await bench.cloud.prepare(raw)))[0])
 
 
-@pytest.mark.anyio
 async def test_an_answer_that_is_cut_in_its_thinking_says_nothing() -> None:
     async with nodes(linked=False) as (bench, _):
         for constraint in (FORM, None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import closing
 
 import pytest
@@ -109,15 +109,13 @@ async def test_a_request_waits_for_no_launch_and_goes_where_least_runs(units: Un
 
 
 async def test_the_thread_that_embeds_files_stays_on_the_cores_of_its_unit(units: UnitRegistry) -> None:
-
-    def index() -> set[int]:
+    def index(fault: int) -> set[int]:
         with units.indexing():
-            return look()[0]
+            return look()[0] if fault == 0 else {1 // 0}
 
     with pytest.raises(ZeroDivisionError):
-        await asyncio.to_thread(_failing, units.indexing)
-    thread: Callable[[], set[int]] = index
-    assert await asyncio.to_thread(thread) == {CORE}
+        await asyncio.to_thread(index, 1)
+    assert await asyncio.to_thread(index, 0) == {CORE}
 
 
 async def test_a_file_is_parsed_on_the_cores_of_another_unit_than_it_is_embedded_on_where_there_is_one(
@@ -127,8 +125,3 @@ async def test_a_file_is_parsed_on_the_cores_of_another_unit_than_it_is_embedded
         parsing = parsers.submit("notes.md", lambda: memory_file(b"# Keys\n\nIn the hall.\n"), units.parsing)
         parsed = await asyncio.wrap_future(parsing)
     assert parsed.title == "Keys"
-
-
-def _failing(indexing: Callable[[], object]) -> None:
-    with indexing():  # type: ignore[attr-defined]  # a context manager
-        raise ZeroDivisionError

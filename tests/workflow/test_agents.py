@@ -137,7 +137,7 @@ POISONED = st.lists(
 
 
 def apart(text: str) -> list[tuple[str, list[str]]]:
-    """Headings and the quoted lines below each."""
+    """Headings and the lines below each that begin with `>`: those are the passage's, all others are ours."""
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines():
         if line.startswith(">"):

@@ -74,7 +74,6 @@ def test_a_prompt_that_waits_for_an_equal_one_is_computed_where_that_is_cancelle
     assert len(answered) == 1 and isinstance(answered[0], tuple)
 
 
-@pytest.mark.anyio
 async def test_a_peer_shares_nothing_between_answers_whose_clients_it_cannot_tell_apart() -> None:
     async with nodes() as (bench, _):
         for _ in range(2):
@@ -87,7 +86,6 @@ async def answer(node: Node, request: GenerateRequest) -> tuple[str, GenerationR
     return await collect(await node.prepare(request))
 
 
-@pytest.mark.anyio
 async def test_turns_of_a_conversation_compute_only_what_is_new() -> None:
     """And the text is that of a node which has cached nothing."""
     engine = FakeEngine(1, spread=0.3)

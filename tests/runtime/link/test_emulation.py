@@ -13,6 +13,8 @@ from paceline.runtime.link.emulation import MAX_IN_FLIGHT, Emulation, Shaper, em
 from paceline.runtime.link.transport import TransportClosed
 from tests.runtime.link.test_connection import pipes
 
+pytestmark = pytest.mark.anyio
+
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -82,7 +84,6 @@ def test_a_loss_delays_by_the_retransmission() -> None:
 
 
 # ---- in front of a transport ----------------------------------------------------------------------------------------
-@pytest.mark.anyio
 async def test_messages_and_the_close_are_delayed_in_order() -> None:
     wire, other = pipes()
     async with emulated(wire, Emulation(rtt=0.02, rate=1e6)) as transport:
@@ -95,7 +96,6 @@ async def test_messages_and_the_close_are_delayed_in_order() -> None:
     assert isinstance(last, TransportClosed), "behind them"
 
 
-@pytest.mark.anyio
 async def test_a_sender_waits_while_too_many_bytes_are_in_flight() -> None:
     wire, _ = pipes()
     async with emulated(wire, Emulation(rate=80e6)) as transport:
@@ -104,7 +104,6 @@ async def test_a_sender_waits_while_too_many_bytes_are_in_flight() -> None:
         assert wire.sent == [b"x" * MAX_IN_FLIGHT], "the first one has arrived when the second is taken"
 
 
-@pytest.mark.anyio
 async def test_no_emulation_is_the_transport_itself() -> None:
     wire, _ = pipes()
     for nothing in (None, Emulation(), Emulation.parse("forward=60ms,row=1ms")):

@@ -23,6 +23,8 @@ from paceline.models import DEVICE
 from paceline.settings import ServerSettings
 from tests.runtime.remote.standin import StandIn, installed
 
+pytestmark = pytest.mark.anyio
+
 
 def opened(stand_in: StandIn, *hosts: str, key: str | None = None, text: TextModel | None = None) -> RemoteModel:
     with installed(stand_in, *(hosts or ("one",))) as urls:
@@ -120,7 +122,6 @@ def choice(token: object, told: str = "null") -> bytes:
     return f'data: {{"choices": [{{"token_ids": [{token}], "logprobs": {told}}}]}}\n\n'.encode()
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("status", "content", "said"),
     [
@@ -148,7 +149,6 @@ async def test_what_a_server_may_not_send_fails_a_stream_with_a_sentence_that_ho
     assert "hush" not in str(error.value)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "piece",
     [b": ping\n", b"x", b'data: {"choices": [{"index": 0, "token_ids": []}]}\n\n'],

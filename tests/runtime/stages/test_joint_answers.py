@@ -1,4 +1,7 @@
-"""Answers of two linked sides where the cloud's model is in stages: their texts are those with its model whole."""
+"""Answers of two linked sides where the cloud's model is in stages: their texts are those with its model whole.
+
+Those of one side: `tests/e2e/test_stages.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def whole() -> LoadedModel:
 def requests() -> list[GenerateRequest]:
     return [
         a_request(QUESTION, SamplingParams(temperature=warmth, seed=7), 10, strategy=strategy, owner="anna")
-        for strategy in ("aggregate", "draft_verify", "lookup_tree", "pipeline", "autoregressive")
+        for strategy in ("aggregate", "draft_verify")
         for warmth in (0.0, 0.9)
     ]
 

@@ -30,6 +30,8 @@ from paceline.wire.stages.messages import BatchDone, RequestDone, RequestFailed
 from tests.engine.trials import assert_same, scratch
 from tests.runtime.stages.rig import DEMO, Rig, chain, even_spans, open_pipeline, rig, standing
 
+pytestmark = pytest.mark.anyio
+
 OPTIONS = EngineOptions(dtype="float32", kv_rows=2048)
 
 
@@ -249,7 +251,6 @@ def test_a_stage_that_comes_back_with_other_numbers_is_refused(monkeypatch: pyte
             pipeline.submit(chain(1, 0, (3,)))
 
 
-@pytest.mark.anyio
 async def test_no_process_is_started_whose_model_is_gone(tmp_path: Path) -> None:
     place = LocalPlace("local stage 1", bytes(32), (), model=tmp_path)
     with pytest.raises(LinkClosed, match=r"there is no model in .* any more"):
@@ -257,7 +258,6 @@ async def test_no_process_is_started_whose_model_is_gone(tmp_path: Path) -> None
     assert place.failed and place.process is None
 
 
-@pytest.mark.anyio
 async def test_a_process_that_ends_at_once_has_failed() -> None:
     place = LocalPlace("local stage 1", bytes(32), ("--layers", "none"))
     with pytest.raises(LinkClosed, match="its process ended with code 2"):
