@@ -44,7 +44,7 @@ def test_an_owner_is_asked_once_and_the_answer_holds(tmp_path: Path) -> None:
     shown = ask(tmp_path, "a,,b\nnotebook, phone\n")
     assert "private documents" in shown and CLOUD in shown and "must be off, on, or up to" in shown
     assert permission(settings(tmp_path)) == (MayAsk(("notebook", "phone")), "as answered at enrolment")
-    assert "may ask" not in ask(tmp_path, "")
+    assert "may ask" not in ask(tmp_path, "off\n")
     assert permission(settings(tmp_path, cloud_may_ask="on"))[0] == EVERYBODY
 
 
