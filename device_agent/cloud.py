@@ -129,18 +129,23 @@ MAX_ANSWER_BYTES = 65_536
 MAX_SENTENCE = 400  # characters of a server's refusal that are shown
 
 
-async def exchange(cloud: str, code: str) -> Credential:
+async def exchange(cloud: str, code: str, key: PrivateKey | None = None) -> Credential:
     """Enrol at a cloud, given by its base URL over HTTP.
 
+    key: the device's, a new one by default. A code that has enrolled it, with an answer that was lost, does so again.
     Raises LinkClosed when the cloud cannot be reached now, ConfigError when it refuses, or does not know the code.
     """
     try:
         derived = await asyncio.to_thread(code_secrets, code)
     except ValueError as error:
         raise ConfigError(f"What was given as the code cannot be one: {error}.") from None
-    key = PrivateKey.generate()
+    key = key or PrivateKey.generate()
     request = _request(derived, key)
-    status, body = await _post(f"{cloud}/v1/devices/enrol", msgspec.to_builtins(request))  # bytes in base64
+    asked = f"{cloud}/v1/devices/enrol", msgspec.to_builtins(request)  # bytes in base64
+    try:
+        status, body = await _post(*asked)
+    except LinkClosed:
+        status, body = await _post(*asked)
     if status >= 500 or status == 429:
         raise LinkClosed(f"{cloud} cannot enrol now: it answered {status}")
     if status != 200:
@@ -247,6 +252,7 @@ class Cloud:
         self._url = next(known, self.urls[0])  # its entry's
         self._credential: Credential | None = None
         self._fault = ""  # why it is not enrolled yet
+        self._key = PrivateKey.generate()  # of all attempts: the answer of one may be lost
 
     async def enrol(self) -> bool:
         """Get a credential; False if there is none yet because the cloud cannot be reached.
@@ -284,8 +290,8 @@ class Cloud:
         *others, last = self.urls
         for url in others:
             with suppress(LinkClosed):
-                return await exchange(http_url(url), code)
-        return await exchange(http_url(last), code)
+                return await exchange(http_url(url), code, self._key)
+        return await exchange(http_url(last), code, self._key)
 
     async def keep_linked(self) -> None:
         """Keep the link open until cancelled, enrolling first if that has not been possible yet.

@@ -10,17 +10,17 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.errors import ConfigError, RequestError
 from paceline.runtime.identity import PrivateKey, verify
 from paceline.settings_tables import TUNING
-from paceline.sql import Home, place_in
+from paceline.sql import Home, SqlConnection, place_in
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.identity import (
@@ -152,17 +152,18 @@ class Registry:
 
     # ---- the device's side ------------------------------------------------------------------------------------------
     def enrol(self, request: EnrolmentRequest, server_key: Signer) -> EnrolmentAnswer:
-        """Enrol the key of a device that proves a code, which is used up. Raises RequestError (401) for a false proof.
+        """Enrol the key of a device that proves a code, which then holds for that key alone: an answer that was lost is
+        asked for again. Raises RequestError (401) for a false proof.
 
         A request for an unknown code writes nothing; one for a known code at most MAX_TRIES times.
         """
         if self._may_enrol(request) and verify(request.key, request.key_signature, request.signed(BY_DEVICE)):
             with self._tables.changing() as rows:  # one try at a time: of two with the right code the first wins
-                row = rows.execute(_OPEN_CODE, (request.code_id, time.time(), MAX_TRIES)).fetchone()
+                row = _code(rows, request)
                 if row is not None and verify(row[1], request.code_signature, request.signed(BY_CODE)):
                     name, _, mac_key, role = row
                     now = time.time()
-                    rows.execute("DELETE FROM enrolment_codes WHERE name = ?", (name,))
+                    rows.execute("UPDATE enrolment_codes SET tries = ? WHERE name = ?", (MAX_TRIES, name))
                     rows.execute(
                         "INSERT INTO identities VALUES (?, ?, NULL, ?, ?, NULL, ?) ON CONFLICT (name) DO UPDATE SET "
                         "key = excluded.key, former_key = NULL, enrolled_at = excluded.enrolled_at, "
@@ -239,10 +240,17 @@ class Registry:
     # ---- common -----------------------------------------------------------------------------------------------------
     def _may_enrol(self, request: EnrolmentRequest) -> bool:
         with self._tables.reading() as rows:
-            return rows.execute(_OPEN_CODE, (request.code_id, time.time(), MAX_TRIES)).fetchone() is not None
+            return _code(rows, request) is not None
 
 
-_OPEN_CODE = "SELECT name, key, mac_key, role FROM enrolment_codes WHERE id = ? AND expires_at > ? AND tries < ?"
+def _code(rows: SqlConnection, request: EnrolmentRequest) -> Sequence[Any] | None:
+    """The request's code, if it may still be used: by anybody, or again by the key that it has enrolled."""
+    now = time.time()
+    return rows.execute(_CODE, (request.code_id, now, MAX_TRIES, request.key)).fetchone()
+
+
+_CODE = """SELECT name, key, mac_key, role FROM enrolment_codes AS codes WHERE id = ? AND expires_at > ? AND (
+    tries < ? OR EXISTS (SELECT 1 FROM identities WHERE name = codes.name AND key = ? AND revoked_at IS NULL))"""
 _DEVICES = """SELECT name, CASE WHEN revoked_at IS NULL THEN 'enrolled' ELSE 'revoked' END,
     coalesce(revoked_at, enrolled_at), role FROM identities"""
 

@@ -12,6 +12,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
+from device_agent import cloud
 from device_agent.cloud import Cloud, Credential, Credentials, exchange, http_url, link_url
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring
@@ -100,12 +101,12 @@ async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
 ) -> None:
     attempts = 0
 
-    async def unreachable_once(cloud: str, code: str) -> Credential:
+    async def unreachable_once(cloud: str, code: str, key: PrivateKey) -> Credential:
         nonlocal attempts
         attempts += 1
         if attempts == 1:
             raise LinkClosed("not there yet")
-        return await exchange(cloud, code)
+        return await exchange(cloud, code, key)
 
     monkeypatch.setattr("device_agent.cloud.exchange", unreachable_once)
     async with site(tmp_path) as here:
@@ -114,6 +115,27 @@ async def test_an_agent_enrols_later_when_its_cloud_is_not_there_yet(
         here.keep(cloud)
         _, name = await here.peers.links.get()
         assert (name, attempts) == ("phone", 2)
+
+
+async def test_a_device_whose_enrolment_was_taken_and_not_answered_is_enrolled_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, lost = cloud._post, 3  # answers, of as many requests
+
+    async def losing(url: str, body: dict[str, object]) -> tuple[int, dict[str, object]]:
+        nonlocal lost
+        answer = await post(url, body)
+        if lost > 0:
+            lost -= 1
+            raise LinkClosed("no answer in time")
+        return answer
+
+    monkeypatch.setattr(cloud, "_post", losing)
+    async with site(tmp_path) as here:
+        agent = here.agent(tmp_path / "agent", here.registry.add("phone"), lambda _: None)
+        assert not await agent.enrol()
+        here.keep(agent)
+        assert (await here.peers.links.get())[1] == "phone"
 
 
 async def test_nobody_is_there_or_somebody_else(tmp_path: Path) -> None:
