@@ -222,7 +222,7 @@ class ModelMemory:
         for slot in self.slots:
             if slot.idle_s is not None and slot.idle_s >= self._idle_s:
                 await slot.unload()
-        while self._free() < SHORT * self._total and (longest := self._longest_idle()) is not None:
+        while (longest := self._longest_idle()) is not None and self._free() < SHORT * self._total:
             await longest.unload()
 
     @asynccontextmanager

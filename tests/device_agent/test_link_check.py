@@ -182,3 +182,13 @@ async def test_what_the_environment_trusts_is_trusted(
     with pytest.raises(LinkClosed) as refused:
         await exchange(url, CODE)
     assert TOLD not in str(refused.value), "the connection is ended after the handshake"
+
+
+async def test_an_https_address_of_a_port_without_is_told() -> None:
+    async def plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(plain, "127.0.0.1", 0) as server:
+        with pytest.raises(LinkClosed, match="does not speak https: give"):
+            await exchange(f"https://localhost:{server.sockets[0].getsockname()[1]}", CODE)

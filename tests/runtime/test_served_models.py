@@ -173,6 +173,13 @@ async def test_a_model_is_unloaded_after_its_time_without_requests() -> None:
         assert states(models) == [True, False]
 
 
+async def test_where_no_model_is_idle_memory_is_not_looked_at() -> None:
+    def unreadable() -> int:
+        raise OSError(24, "Too many open files")
+
+    await ModelMemory(idle_s=60.0, free=unreadable, total=ALL).unload_idle()
+
+
 async def test_where_memory_is_short_the_longest_idle_goes_first() -> None:
     models = [OnDemand("a", weights=700), OnDemand("b", weights=850)]
     async with loaded(*models) as memory:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from ssl import SSLCertVerificationError
+from ssl import SSLCertVerificationError, SSLError
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -229,7 +229,7 @@ async def dial(url: str) -> Transport:
 
 
 def unreachable(url: str, error: Exception) -> str:
-    """Why a cloud cannot be asked, and what to do about a certificate."""
+    """Why a cloud cannot be asked, and what to do about its certificate, or none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SSLCertVerificationError):
@@ -238,6 +238,8 @@ def unreachable(url: str, error: Exception) -> str:
                 "the server use one that it does, add its authority to this system, or name that one's file in "
                 "SSL_CERT_FILE"
             )
+        if isinstance(cause, SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            return f"{url} does not speak https: give the address of a proxy in front that does, or one with http"
         cause = cause.__cause__ or cause.__context__
     return f"cannot reach {url}: {printable(str(error)) or 'no answer in time'}"
 
