@@ -163,7 +163,7 @@ class Peers:
             del self.links[peer]
             self._ended_sent += link.total_sent
             self._ended_received += link.total_received
-        log.info("the link with %s is down: %s", peer, link.close_reason)
+        log.info("the link with %s is down: %s", peer, link.close_reason or "another takes its place")
         for client in list(chain(*self.clients.values())):
             if client.link is link:
                 client.link_lost()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -114,7 +115,8 @@ async def test_a_conversation_too_long_for_a_frame_does_not_cut_the_link(monkeyp
         assert done.degraded is None
 
 
-async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
+async def test_a_link_that_replaces_a_dead_one_resumes_the_session(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paceline.node")
     async with nodes(gated=("device",)) as (bench, tasks):
         engine = bench.engines["device"]
         session = await bench.cloud.prepare(changed(REQUEST, sampling=ENDLESS))
@@ -123,6 +125,7 @@ async def test_a_link_that_replaces_a_dead_one_resumes_the_session() -> None:
         assert isinstance(await anext(events), TextDelta)
         old, session_link = bench.links, session.link
         await bench.link(tasks)  # the device has reconnected, and its old link still looks alive to the cloud
+        assert "the link with laptop is down: another takes its place" in caplog.text
         assert old is not None and bench.links is not None
         assert session_link is old[1] and session.link is bench.links[1]
         for link in old:
