@@ -123,6 +123,8 @@ def write_private(file: Path, content: bytes, *, replace: bool = True) -> bool:
             os.link(name, file)
     except FileExistsError:
         return False
+    except OSError as error:  # a full disk names no file
+        raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)

@@ -28,7 +28,7 @@ class StateTables:
             if isinstance(place, SqliteFile) and place.path is not None:
                 place.path.chmod(0o600)
         except (OSError, StorageError) as error:
-            raise ConfigError(f"The {what} {place.name} cannot be used: {error}. Check --state-dir.") from error
+            raise ConfigError(f"The {what} cannot be used: {error}") from error
 
     @contextmanager
     def reading(self) -> Iterator[SqlConnection]:

@@ -92,5 +92,15 @@ def test_a_private_file_is_replaced_whole_or_left_alone(tmp_path: Path, caplog: 
         read_private(file, otherwise="do this")
 
 
+def test_a_private_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*key'"):
+        write_private(tmp_path / "key", b"first")
+    assert not os.listdir(tmp_path)
+
+
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)

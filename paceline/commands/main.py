@@ -80,7 +80,7 @@ def main() -> None:
     gc.set_threshold(10_000)  # a fifth of the time in which modules are loaded went into looking for garbage
     try:
         build()()
-    except PacelineError as error:
+    except (PacelineError, OSError) as error:  # a disk that is full or read-only, too, needs no traceback
         _print_error(str(error))
         sys.exit(2)
     except KeyboardInterrupt:

@@ -105,15 +105,22 @@ def test_version_is_printed() -> None:
     assert (result.exit_code, result.output) == (0, f"paceline {__version__}\n")
 
 
-def test_an_error_raised_on_purpose_is_one_sentence_and_code_two(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConfigError("port = 'x' cannot be used"), "port = 'x' cannot be used"),
+        (OSError(28, "No space left on device", "keys"), "[Errno 28] No space left on device: 'keys'"),
+    ],
+)
+def test_an_error_raised_on_purpose_or_by_the_system_is_one_sentence_and_code_two(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, said: str
 ) -> None:
-    monkeypatch.setattr(root, "build", lambda: raising(ConfigError("port = 'x' cannot be used")))
+    monkeypatch.setattr(root, "build", lambda: raising(error))
     monkeypatch.setattr(sys, "argv", ["paceline"])
     with pytest.raises(SystemExit) as end:
         root.main()
     assert end.value.code == 2
-    assert capsys.readouterr() == ("", "paceline: port = 'x' cannot be used\n")
+    assert capsys.readouterr() == ("", f"paceline: {said}\n")
 
 
 def test_control_c_ends_quietly_with_code_130(
