@@ -192,14 +192,15 @@ class StepClock:
 # control (BBR: Cardwell et al. 2016).
 #
 # A link keeps order, so what was sent before a ping has arrived when its answer comes. The rate of acknowledged bytes
-# is the bandwidth only while the link is full, that is, while round trips take longer than the least one. There is no
-# estimate until a queue has built up.
+# is the bandwidth only while the link is full, that is, while round trips take longer than the least one, and by more
+# than they vary on the idle link (radio). There is no estimate until a queue has built up.
 
 
 QUEUED = 1.5  # a round trip above this multiple of the least one,
 QUEUED_S = 0.02  # and longer by this many seconds, has waited in a queue
+JITTERS = 4  # or by this many mean deviations on an idle link, if that is more; as in RFC 6298
 MAX_PINGS = 64  # unanswered pings kept
-RTT_WEIGHT = 1 / 8  # weight of a new sample, as in RFC 6298
+RTT_WEIGHT, JITTER_WEIGHT = 1 / 8, 1 / 4  # of a new sample, as in RFC 6298
 
 
 class LinkClock:
@@ -211,6 +212,7 @@ class LinkClock:
         self._pings: dict[float, int] = {}  # time sent → bytes sent before
         self._acknowledged: tuple[float, int] | None = None  # time of the last answer, and the bytes it acknowledged
         self._min_trip: float | None = None  # s, round trip without queueing
+        self._jitter = 0.0  # s, by which such trips differ
         self._rate = MovingAverage(0.3)
         self._full = False
         self._resumed = -math.inf  # when the first bytes after an idle time were sent
@@ -239,10 +241,13 @@ class LinkClock:
         trip = max(now - sent_at - max(held, 0.0), 0.0)
         self.rtt = trip if self.rtt is None else self.rtt + RTT_WEIGHT * (trip - self.rtt)
         before, self._acknowledged = self._acknowledged, (now, acknowledged)
-        was_idle = before is not None and acknowledged == before[1]
+        was_idle = before is not None and acknowledged == before[1] and sent_at >= before[0]
+        if was_idle and self._min_trip is not None:
+            self._jitter += JITTER_WEIGHT * (abs(trip - self._min_trip) - self._jitter)
         if self._min_trip is None or was_idle or trip < self._min_trip:
             self._min_trip = trip  # a ping on an idle link measures the present route
-        full = trip > QUEUED * self._min_trip and trip > self._min_trip + QUEUED_S
+        queued_s = max(QUEUED_S, JITTERS * self._jitter)
+        full = trip > QUEUED * self._min_trip and trip > self._min_trip + queued_s
         if full and before is not None and acknowledged > before[1]:
             # The time in which a sender had nothing to send says nothing of the link.
             began = max(before[0], self._resumed + self._min_trip)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from random import Random
 
 import pytest
@@ -194,6 +195,19 @@ def test_the_estimate_ends_with_the_queue() -> None:
         link.pinged(now)
         link.answered(now, now + 0.2)  # the route has become longer too
     assert link.rate is None
+
+
+def test_round_trips_that_vary_are_not_taken_for_a_queue() -> None:
+    link, now, rng = LinkClock(), 0.0, random.Random(1)
+    told = 0
+    for number in range(400):
+        now += 2.0
+        if number > 20 and number % 2:  # few bytes, now and then
+            link.sent(20, now)
+        link.pinged(now)
+        link.answered(now, now + 0.3 + rng.uniform(0.0, 0.6))
+        told += link.rate is not None
+    assert told <= 4
 
 
 def test_answers_without_a_ping_are_ignored_and_unanswered_pings_are_bounded() -> None:
