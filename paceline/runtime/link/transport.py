@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidURI
 from websockets.typing import Subprotocol
 
 from paceline.core.addresses import is_loopback
@@ -201,13 +201,20 @@ class StreamTransport:
         self._writer.transport.abort()
 
 
+class _Connect(connect):
+    """A connection to the URL itself: where one is sent on to is a page for signing in, or a proxy's https."""
+
+    def process_redirect(self, exc: Exception) -> Exception:
+        return exc
+
+
 async def dial(url: str) -> Transport:
     """Connect to a cloud's link. Raises LinkClosed with a sentence on failure, ConfigError for an invalid URL.
 
     Uses the proxy of the environment, except for this machine.
     """
     try:
-        connection = await connect(
+        connection = await _Connect(
             url,
             subprotocols=[Subprotocol(SUBPROTOCOL)],
             compression=None,  # it leaks the lengths of secrets, and a small frame may decompress to a huge one
@@ -241,7 +248,8 @@ def unreachable(url: str, error: Exception) -> str:
         if isinstance(cause, SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
             return f"{url} does not speak https: give the address of a proxy in front that does, or one with http"
         cause = cause.__cause__ or cause.__context__
-    return f"cannot reach {url}: {printable(str(error)) or 'no answer in time'}"
+    said = (isinstance(error, InvalidMessage) and error.__cause__) or error  # that is, what came
+    return f"cannot reach {url}: {printable(str(said)) or 'no answer in time'}"
 
 
 def is_secret(url: str) -> bool:

@@ -149,6 +149,27 @@ async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:
         await dial("http://127.0.0.1/link")
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: https://example.org/login\r\n\r\n", "HTTP 302"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ws://example.org:99999/link\r\n\r\n", "HTTP 302"),
+        (b"HTTP/1.0 404 Not Found\r\n\r\n", "expected HTTP/1.1: HTTP/1.0 404"),
+        (b"", "connection closed while reading"),
+    ],
+    ids=["a page for signing in", "nowhere", "an old proxy", "nothing"],
+)
+async def test_what_answers_in_place_of_a_link_is_told_and_no_reason_to_give_up(answer: bytes, said: str) -> None:
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(other, "127.0.0.1", 0) as server:
+        with pytest.raises(LinkClosed, match=said):
+            await dial(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/link")
+
+
 @pytest.mark.parametrize("subprotocol", [None, "paceline.v9"])
 async def test_a_client_of_another_subprotocol_receives_the_supported_one(subprotocol: str | None) -> None:
     async with cloud() as served, raw(served.url, subprotocol) as connection:
