@@ -245,8 +245,8 @@ class Registry:
 
 def _code(rows: SqlConnection, request: EnrolmentRequest) -> Sequence[Any] | None:
     """The request's code, if it may still be used: by anybody, or again by the key that it has enrolled."""
-    now = time.time()
-    return rows.execute(_CODE, (request.code_id, now, MAX_TRIES, request.key)).fetchone()
+    found: Sequence[Any] | None = rows.execute(_CODE, (request.code_id, time.time(), MAX_TRIES, request.key)).fetchone()
+    return found
 
 
 _CODE = """SELECT name, key, mac_key, role FROM enrolment_codes AS codes WHERE id = ? AND expires_at > ? AND (
