@@ -95,19 +95,19 @@ class GenerationFanIn:
         """
         try:
             async with asyncio.timeout(timeout):
-                return await self._next()
+                taken = await self._queue.get()
         except TimeoutError:
             return None
+        return self._passed(*taken)  # where a TimeoutError is one of the generation's
 
     async def all(self, first: tuple[int, GenerateEvent] | None = None) -> AsyncIterator[tuple[int, GenerateEvent]]:
         """`first`, which has been taken already, and the events that are left."""
         if first is not None:
             yield first
         while self._running:
-            yield await self._next()
+            yield self._passed(*await self._queue.get())
 
-    async def _next(self) -> tuple[int, GenerateEvent]:
-        index, event = await self._queue.get()
+    def _passed(self, index: int, event: GenerateEvent | Exception) -> tuple[int, GenerateEvent]:
         if isinstance(event, Exception):
             raise event
         self._running -= isinstance(event, GenerationResult)

@@ -51,6 +51,7 @@ def test_a_failure_before_the_first_token_is_a_plain_answer(http: httpx.Client, 
         (EngineError("Out of memory."), 500),
         (PacelineError("It cannot go on."), 500),
         (ZeroDivisionError("secret"), 500),
+        (TimeoutError("secret"), 500),  # no silence, for which a stream would wait
     ]
     for error, status in cases:
         service.script = Script([error])
