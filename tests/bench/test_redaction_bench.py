@@ -77,7 +77,8 @@ def test_the_validation_accepts_only_fitting_answers() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES.keys())
 @pytest.mark.anyio
 async def test_every_answer_validates_in_every_strategy(strategy: Strategy) -> None:
-    runs = len(FORMS)  # the bench itself makes 1,000, by itself, and with 8 and 32 at once
+    # Each form on both sides, one answer greedy. The bench itself makes 1,000, by itself, and with 8 and 32 at once.
+    runs = 2 * len(FORMS)
     async with linked_nodes() as nodes:
         outcome = await judged(nodes, strategy, runs, 8)
         assert (outcome.runs, outcome.valid) == (runs, runs)
