@@ -55,7 +55,7 @@ def test_a_step_takes_what_eq_4_says_and_co_located_drafting_costs_the_device_no
 
 
 def test_at_1_mhz_ours_is_faster_than_every_way_of_the_paper_and_figures_are_repeatable() -> None:
-    load = replace(radio.QUICK, uplinks=(), frontier=(1,), budgets=())
+    load = replace(radio.QUICK, uplinks=(), frontier=(1,))
     found = radio.measure(load)
     speed = {str(row["way"]): float(str(row["tokens_per_s"])) for row in found.rows if row["part"] == "figure 5"}
     published = [way.name for way in radio.PUBLISHED]

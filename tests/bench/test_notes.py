@@ -1,4 +1,7 @@
-"""The set of notes written by hand, and who is right on it. What the demonstration reads is measured by the bench."""
+"""The set of notes written by hand, and which answers are right, there and to real questions.
+
+What the demonstration reads is measured by the bench.
+"""
 
 from __future__ import annotations
 

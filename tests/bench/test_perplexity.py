@@ -104,6 +104,9 @@ def test_a_quick_run_without_data_reports_every_model_at_every_depth(tmp_path: P
     for row in report.rows:
         taken = {row[method] for method in ("none", "crcg_device", "crcg_cloud", "drcg", "ours", "fixed")}
         assert (len(taken) == 1) == (row["documents"] == 0), "without documents all are the same"
+    for model in ("demo", "tables"):
+        bare = {row["none"] for row in report.rows if row["model"] == model}
+        assert len(bare) == 1, "nor is there any where none are retrieved"
     assert [claim.name for claim in report.claims] == [
         "perplexity.owed_to_documents",
         "perplexity.gain_ratio",
