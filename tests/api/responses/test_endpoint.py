@@ -132,7 +132,11 @@ def test_a_background_response_runs_without_its_client_and_can_be_cancelled(
             assert client.responses.retrieve(made.id).output_text == "Hello"
             go.set()
     assert seen[-1].type == "response.completed"
+    assert [event.sequence_number for event in seen] == list(range(len(seen)))
+    for after in range(len(seen)):
+        assert list(client.responses.retrieve(made.id, stream=True, starting_after=after)) == seen[after + 1 :]
     assert client.responses.retrieve(made.id).output_text == "Hello there."
+    assert client.responses.retrieve(made.id) == seen[-1].response
     assert client.responses.cancel(made.id).status == "completed", "too late"
 
     script = service.script = Script([TextDelta("Hello", 1), Signal()])
