@@ -95,6 +95,7 @@ def test_stored_rows_are_imported_where_they_are_longer_than_what_is_cached(
         assert begun(engine, first, TEXT[:50], "stored", stored) == 40
         rows = engine.begin(second, TEXT[:60], "stored", stored)
         assert rows == {"fake": 50, "paged": 48}.get(subject.split("-")[0], 40), "the first one's, unless fewer"
+        engine.check()
 
 
 @pytest.mark.parametrize("subject", CACHING)

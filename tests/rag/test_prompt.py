@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from paceline.rag.prompt import MAX_QUERY, passages_text, prompt_parts, query_of
+from paceline.rag.prompt import MAX_QUERY, RELEVANCE_TEMPERATURE, passages_text, prompt_parts, query_of, relevance
 from paceline.rag.records import Passage
 
 PASSAGE = Passage("rules.md", 7, "Harbour rules", "No swimming after dusk. Dogs stay on a lead.", 0.5)
@@ -54,6 +54,11 @@ def test_a_long_message_gives_its_beginning_and_its_end() -> None:
     assert query.endswith("and what is the end?")
     assert len(query_of(said("x" * 9000, "y", "z" * 9000))) <= MAX_QUERY
     assert len(query_of(said("x" * 9000, "y", "it?"))) <= MAX_QUERY
+
+
+def test_relevance_is_the_cosine_over_one_temperature() -> None:
+    assert relevance(PASSAGE) == pytest.approx(0.5 / RELEVANCE_TEMPERATURE)
+    assert relevance(PASSAGE, 0.25) == pytest.approx(2.0)
 
 
 def test_a_passage_stands_in_the_prompt_as_title_and_text() -> None:

@@ -132,7 +132,7 @@ def test_every_row_that_no_model_should_make_has_the_token_and_a_head_of_the_ref
             for row, one, other in zip(request.rows, found, request.by_reference(), strict=True):
                 assert one.token == other.token, (vocab, row)
                 head, truth = one.head, other.head
-                # In the last two kinds 0.01 % is less than float32 can tell.
+                # In these kinds 0.01 % is less than float32 can tell.
                 if head is None or truth is None or kind in ("huge", "far_apart"):
                     continue
                 _, at, there = np.intersect1d(head.dist.ids, truth.dist.ids, return_indices=True)

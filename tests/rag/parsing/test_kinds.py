@@ -220,6 +220,7 @@ def test_what_cannot_be_read_is_refused_with_advice(parser: ParserProcess) -> No
         ("a.csv", b"\0\0,\0\0"): ("unsupported_file", "binary"),
         ("a.csv", b",,\n,,\n"): ("unsupported_file", "is empty"),
         ("a.txt", b"\xff\xfe\x00"): ("invalid_file", "damaged"),
+        ("a.txt", b"\xff\xfe"): ("unsupported_file", "is empty"),
         ("a.txt", b""): ("invalid_file", "is empty"),
         ("a.pdf", b""): ("invalid_file", "is empty"),
         ("a.txt", b" \n\t\n"): ("unsupported_file", "is empty"),
