@@ -21,7 +21,7 @@ ONE = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch, service: ScriptedService) -> Iterator[str]:
-    """A server with a short limit."""
+    """The URL of a server with a short limit."""
     monkeypatch.setattr(HttpConnection, "head_s", 0.5)
     app = create_app(service, keyring=Keyring({}))
 
