@@ -264,6 +264,17 @@ def test_a_chain_that_others_wait_for_keeps_its_memory_though_it_has_no_rows_in_
 
 
 # ---- turns of owners in the scheduler's steps -----------------------------------------------------------------------
+def test_an_answer_of_one_owner_does_not_wait_for_the_many_of_another() -> None:
+    load = Load(Scheduler(BUDGET, 4))
+    for seq in range(100):
+        load.add("many", seq, 1)
+    last = load.add("one", 100, 1)
+    assert load.step() == {"many": 3, "one": 1} and last not in load.waiting
+    for _ in range(5):
+        last = load.add("one", 100, 1)
+        assert load.step()["one"] == 1, "and so on, from token to token"
+
+
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.booleans(), st.integers(1, 8)), min_size=2, max_size=5),
     st.integers(0, 999),
@@ -407,7 +418,7 @@ def percentile_95(values: list[float]) -> float:
 
 @pytest.mark.parametrize(("name", "varies"), [*product(MACHINES, [0.0]), ("two cores", 0.2)])
 def test_gaps_of_answers_are_at_most_doubled_beside_a_long_prompt(name: str, varies: float) -> None:
-    """Also where the times of steps vary."""
+    """Times of steps may vary."""
     machine, draw = MACHINES[name], Random(1)
     alone, beside = steps_beside_answers(machine, lambda: draw.uniform(1.0 - varies, 1.0 + varies))
     assert percentile_95(beside) <= 2.0 * percentile_95(alone)
