@@ -44,12 +44,20 @@ def steps_of(rho: float, draft_s: float, send_s: float, verify_s: float) -> Call
     return predict
 
 
-@given(shares, st.floats(0.001, 0.1), st.floats(0.0, 0.5), st.floats(0.01, 0.5), st.floats(0.0, 99.0), st.floats(0, 1))
+@given(
+    shares,
+    st.floats(0.001, 0.1),
+    st.floats(0.0, 0.5),
+    st.floats(0.01, 0.5),
+    st.floats(0.0, 99.0),
+    st.floats(0, 1),
+    st.integers(0, 1),
+)
 def test_no_other_number_of_drafts_has_more_utility(
-    rho: float, draft_s: float, send_s: float, verify_s: float, backlog: float, earned: float
+    rho: float, draft_s: float, send_s: float, verify_s: float, backlog: float, earned: float, least: int
 ) -> None:
-    """So a higher debt never chooses what costs more beyond the budget; its drafts become more only where accepted ones
-    earn energy."""
+    """A higher debt then never chooses what costs more beyond the budget: its drafts become more only where accepted
+    ones earn energy."""
     predict = steps_of(rho, draft_s, send_s, verify_s)
 
     def worth(drafts: int) -> float:
@@ -57,8 +65,8 @@ def test_no_other_number_of_drafts_has_more_utility(
         return 10.0 * (step.tokens / step.seconds) - backlog * (step.joules - earned * step.tokens)
 
     same = partial(utility, backlog=backlog, weight=10.0, earned=earned)
-    chosen = choose_length(predict, same, least=1, most=MOST)
-    assert all(worth(chosen) > worth(less) for less in range(1, chosen))
+    chosen = choose_length(predict, same, least=least, most=MOST)
+    assert all(worth(chosen) > worth(less) for less in range(least, chosen))
     assert all(worth(chosen) >= worth(more) for more in range(chosen, MOST + 1))
 
 
