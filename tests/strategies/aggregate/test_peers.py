@@ -197,6 +197,33 @@ def may_send(message: SessionMessage, rule: AggregatorName, front: Side) -> bool
     return rule == "coin" or not isinstance(message, EvidenceWeight | SpeedReport | Handover)
 
 
+@EVERY_FRONT
+@pytest.mark.parametrize("rule", ["mixture", "paper", "coin"])
+def test_no_peer_gets_out_of_a_device_what_is_private(front: Side, rule: AggregatorName) -> None:
+    """Whatever the peer requests, and even if it claims to decide."""
+    for seed in range(2):
+        chance = random.Random(seed)
+        hand = device(front=front == "device", private=True, aggregator=rule, rtt=0.5, max_tokens=100, drafting=TREE)
+        hand.begin()
+        for _ in range(60):
+            known = known_until(hand) if chance.random() < 0.2 else chance.randrange(4)
+            hand.on(
+                chance.choice(
+                    [
+                        Received(DetailRequest(0, 0, chance.randrange(8), chance.choice((1, 2)))),
+                        handed(chance.choice((1, 2)), known),
+                        has(known, turn=chance.choice((0, 1)), waits=True),
+                        Received(SpeedReport(0, 0, 3.0, 0.0)),
+                        weighed(3.0),
+                        drafted(known, 65, 65),
+                        decided(known, 65),
+                    ]
+                )
+            )
+            hand.answer()
+        assert all(may_send(message, rule, front) for message in hand.sent)
+
+
 DOCUMENT = (*PROMPT, 40, 50, 51, 52, 53, 7, 8)
 
 
