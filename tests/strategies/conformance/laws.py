@@ -111,6 +111,11 @@ def deeper(every: int) -> int:
     return max(1, every // DEPTH)
 
 
+def steps_of(case: str, every: int, events: int, first: int = 1) -> range:
+    """Steps of an answer at which something is done to it, at least one. The first one is drawn by the case."""
+    return range(first + random.Random(case).randrange(min(every, events - first)), events, every)
+
+
 EVERY_FRONT = pytest.mark.parametrize("front", SIDES)
 EVERY_SAMPLING = pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS.keys())
 
@@ -205,9 +210,8 @@ def check_loss(
 
     undisturbed = world()
     whole = undisturbed.run().tokens
-    first = 1 + (random.Random(f"{manner} {front} {sampling}").randrange(every) if every > 1 else 0)
     alone_from: set[int] = set()
-    for step in range(first, undisturbed.events, every):
+    for step in steps_of(f"{manner} {front} {sampling}", every, undisturbed.events):
         before: list[int] = []
 
         def kill(world: Simulation, step: int = step, before: list[int] = before) -> None:
@@ -256,9 +260,8 @@ def check_mute(
     undisturbed = world()
     whole = undisturbed.run().tokens
     every = deeper(every)
-    first = 1 + random.Random(f"mute {manner} {front} {sampling}").randrange(every)
     returned = 0
-    for step in range(first, undisturbed.events, every):
+    for step in steps_of(f"mute {manner} {front} {sampling}", every, undisturbed.events):
         before: list[int] = []
 
         def mute(world: Simulation, step: int = step, before: list[int] = before) -> None:
@@ -346,7 +349,7 @@ def check_cancel(strategy: Strategy, manner: Manner, front: Side, network: Netwo
     request = job(strategy, front, SAMPLINGS["greedy"], manner=manner, max_tokens=SHORT)
     undisturbed = Simulation(request, engines(), network=network)
     whole = undisturbed.run().tokens
-    for step in range(2 + random.Random(f"{manner} {front}").randrange(every), undisturbed.events, every):
+    for step in steps_of(f"{manner} {front}", every, undisturbed.events, 2):
 
         def cancel(world: Simulation, step: int = step) -> None:
             if world.events == step:
