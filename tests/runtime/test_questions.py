@@ -269,12 +269,12 @@ class Refusing(FakeEngine):
 
 
 async def answer(folder: Path, words: str) -> tuple[str, GenerationResult]:
-    engine = Refusing(1)
-    engine.words = words
+    engine, tokenizer = Refusing(1), ByteTokenizer()
+    engine.words, tokenizer.one_document = words, True  # as of the models that have such words
     with DocumentStore.open(folder, HashEmbedder()) as store:
         store.add_text("boats.md", "The red boat lies behind the old mill.", zone="cloud")
         store.add_text("mills.md", "The old mill has a red roof and a boat.", zone="cloud")
-        async with Node("cloud", LoadedModel(engine, ByteTokenizer()), store) as node:
+        async with Node("cloud", LoadedModel(engine, tokenizer), store) as node:
             return await collect(await node.prepare(ASKED))
 
 
