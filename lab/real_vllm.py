@@ -300,6 +300,8 @@ def both_sides(url: str, model: Path, gguf: Path, count: int) -> Iterator[str]:
         text, pieces, report = "", 0, dict[str, Any]()
         url = f"{pair.url(side)}/v1/chat/completions"
         with httpx.stream("POST", url, json=asked_for, timeout=WAIT_S, trust_env=False) as answer:
+            if answer.is_error:
+                return f"refused: {answer.read().decode()}"
             for line in answer.iter_lines():
                 chunk = msgspec.json.decode(line[6:]) if line.startswith("data: {") else {}
                 if "error" in chunk:
