@@ -117,7 +117,7 @@ class Bench:
     def introduction(self, side: Side) -> Introduction:
         """What a side tells of itself."""
         resources, general = self.of(side)._resources, CLOUD if side == "cloud" else DEVICE
-        told = known_as(general, (side == "cloud" and self.words) or resources.tokenizer.fingerprint, STRATEGIES)
+        told = known_as(general, (side == "cloud" and self.words) or resources.tokenizer.fingerprint, [*STRATEGIES])
         told = msgspec.structs.replace(told, model=resources.info.fingerprint, num_weights=resources.info.num_weights)
         asked_by = None if self.may_ask.names is None else [*self.may_ask.names]
         return told if side == "cloud" else msgspec.structs.replace(told, asked_by=asked_by)
@@ -180,7 +180,7 @@ def bench_of(
     """Two nodes, of which the device may be asked unless its parts say otherwise. more: of the bench."""
     open_to_all = {side: NodeParts(company=Company(asks=open_gate())) for side in SIDES}
     made = {side: Node(side, models[side], stores.get(side), (open_to_all | {**parts})[side]) for side in SIDES}
-    return Bench(**made, **more)
+    return Bench(made["cloud"], made["device"], **more)
 
 
 @asynccontextmanager
@@ -275,7 +275,7 @@ async def test_cancellation_releases_all_sequences_on_both_sides() -> None:
         session = await bench.cloud.prepare(REQUEST)
         events = session.run()
         await anext(events)
-        await events.aclose()  # type: ignore[attr-defined]  # an async generator
+        await events.aclose()
         assert bench.cloud.load().answers == 0
         other = await bench.cloud.prepare(REQUEST)  # prepared but never run
         await other.aclose()

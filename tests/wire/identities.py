@@ -8,8 +8,8 @@ import msgspec
 
 from paceline.runtime.identity import PrivateKey, cloud_handshake, device_handshake
 from paceline.wire.close_codes import CloseCode
-from paceline.wire.effects import Authenticate, Effect, Transmit
-from paceline.wire.identity import Claim, DiallerHandshake, ListenerHandshake
+from paceline.wire.effects import Authenticate, Claim, Effect, Transmit
+from paceline.wire.identity import DiallerHandshake, ListenerHandshake
 from paceline.wire.link import LinkMachine
 from paceline.wire.messages import Introduction
 

@@ -18,7 +18,7 @@ from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.identity import Claim
+from paceline.wire.effects import Claim
 from paceline.wire.messages import OpenSession
 from tests.wire.identities import LAPTOP, admit, cloud_end, device_end
 from tests.wire.samples import closing, draft, found, have, opening, targets
