@@ -141,7 +141,7 @@ _MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
 
 def margin_class(margin: float) -> int:
     """Class of the margin between the two best scores; infinite for a single draft."""
-    return sum(margin >= edge for edge in _MARGIN_EDGES)
+    return bisect_right(_MARGIN_EDGES, margin)
 
 
 def model_margin_class(margin: float) -> int:
