@@ -6,6 +6,7 @@ For sampling parameters see `sampler` and `aggregation.weights`.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,7 +65,7 @@ class Dist:
         """Index of `token` in `ids`; None if absent."""
         if self.leading:
             return token if 0 <= token < len(self.ids) else None
-        at = int(np.searchsorted(self.ids, token))
+        at = bisect_left(self.ids, token)
         return at if at < len(self.ids) and int(self.ids[at]) == token else None
 
     def prob(self, token: int) -> float:
