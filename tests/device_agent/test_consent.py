@@ -23,7 +23,7 @@ def settings(state: Path, **more: object) -> AgentSettings:
 
 
 def ask(state: Path, typed: str) -> str:
-    """What the owner is shown at a terminal."""
+    """Lines that the owner is shown at a terminal."""
     owner, terminal = pty.openpty()
     shown = b""
     with closing(os.fdopen(owner, "r+b", buffering=0)) as stream:

@@ -190,7 +190,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 
 def outcome(made: Made, base: Path, change: Callable[[Path], None]) -> str:
-    """What becomes of what is read in a copy with this change: it is told, or harmless, or changed without a word."""
+    """The outcome of reading a copy with this change: it is told, or harmless, or changed without a word."""
     source, file, store, truth = made
     shutil.copytree(source.parent, base)
     change(base / "docs")

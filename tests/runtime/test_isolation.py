@@ -1,4 +1,4 @@
-"""What is computed of documents: shared by nobody else, gone with them, and its files are open as long as an answer."""
+"""Rows computed of documents: shared by nobody else, gone with them, and their files open as long as an answer."""
 
 from __future__ import annotations
 

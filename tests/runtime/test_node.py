@@ -115,7 +115,7 @@ class Bench:
             node._resources.store = cast(DocumentStore, store)
 
     def introduction(self, side: Side) -> Introduction:
-        """What a side tells of itself."""
+        """The introduction that a side sends of itself."""
         resources, general = self.of(side)._resources, CLOUD if side == "cloud" else DEVICE
         told = known_as(general, (side == "cloud" and self.words) or resources.tokenizer.fingerprint, [*STRATEGIES])
         told = msgspec.structs.replace(told, model=resources.info.fingerprint, num_weights=resources.info.num_weights)

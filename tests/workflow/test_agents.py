@@ -148,7 +148,7 @@ def apart(text: str) -> list[tuple[str, list[str]]]:
 
 
 def prompts(passages: list[SourcePassage]) -> list[str]:
-    """Of each agent that reads passages, the message with them."""
+    """The message with passages, of each agent that reads them."""
     evidence = tuple(Evidence.of(each) for each in passages)
     found = [refine(QUESTION, tuple(passages)).messages, look(QUESTION, evidence).messages]
     for messages in found:
