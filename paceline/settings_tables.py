@@ -236,7 +236,7 @@ class StageTuning(Table):
     """`[tuning]` of a stage."""
 
     threads: int | None = Field(
-        None, ge=1, description="CPU threads of the engine; default: one for each physical core"
+        None, ge=1, description="CPU threads of the engine at most; default: one for each physical core"
     )
 
 

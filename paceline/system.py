@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import signal
@@ -18,6 +19,7 @@ from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
 from threading import Thread
+from time import monotonic, process_time
 from typing import Final, TypeVar
 
 try:  # not on Windows
@@ -33,6 +35,8 @@ except ImportError:
 T = TypeVar("T")
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
+OWN_GROUPS: Final = Path("/proc/self/cgroup")
+GROUPS: Final = Path("/sys/fs/cgroup")
 DEVICES: Final = Path("/dev")
 
 
@@ -160,6 +164,86 @@ def cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
+
+
+def usable_cores() -> int:
+    """Cores that this process may keep busy: those it may use, and no more than a container's limit on its time pays
+    for, since threads that the limit stops hold up those that wait for them. At least 1."""
+    return max(1, int(min(len(cores()), _time_limit())))
+
+
+def _time_limit() -> float:
+    """Processor time a second, of this process's groups and those around them; infinity: not limited."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return math.inf
+    found = [math.inf]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "cpu" in controllers.split(","):
+            root = GROUPS / "cpu" if controllers else GROUPS
+            group = root / path.lstrip("/")  # seen from outside, so it may not be there
+            found += [_quota(each) for each in (group, *group.parents) if each.is_relative_to(root)]
+    return min(found)
+
+
+def _quota(group: Path) -> float:
+    try:
+        if (both := group / "cpu.max").exists():
+            quota, period = both.read_text().split()
+        else:
+            quota, period = ((group / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
+        return int(quota) / int(period) if int(quota) > 0 else math.inf
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is no limit
+        return math.inf
+
+
+class _FreeCores:
+    _LOOK_S: Final = 0.25
+    _LEAST: Final = 0.4  # of a core's time, for a thread: with less, it holds up more than it does
+    _FADING: Final = 0.6  # of what others took at a look, that is still counted at the next
+
+    def __init__(self) -> None:
+        self._cores, self._others = sorted(cores()), 0.0
+        self._at, self._own, self._busy = monotonic(), process_time(), self._look()
+
+    def count(self) -> int:
+        now = monotonic()
+        if (passed := now - self._at) >= self._LOOK_S:
+            own, busy = process_time(), self._look()
+            others = (busy - self._busy - own + self._own) / passed
+            self._at, self._own, self._busy = now, own, busy
+            self._others = max(others, self._FADING * self._others)
+        return max(1, int(len(self._cores) - self._others + 1 - self._LEAST))
+
+    def _look(self) -> float:
+        """Seconds that the cores have computed."""
+        import psutil  # takes a tenth of a second, which a command's help has no use for
+
+        try:
+            times = psutil.cpu_times(percpu=True)
+        except OSError:  # Android shows them to nobody
+            return 0.0
+        idle = ("idle", "iowait", "guest", "guest_nice")  # guests are counted as users too
+        return sum(
+            sum(times[core]) - sum(getattr(times[core], kind, 0.0) for kind in idle)
+            for core in self._cores
+            if core < len(times)
+        )
+
+
+_free_cores: Final = cache(_FreeCores)
+
+
+def free_cores() -> int:
+    """Cores that other processes leave to this one, as they were a moment ago: at least 1.
+
+    A model's threads wait for one another at every operation, awake: one that has no core holds up all, and they keep
+    a core from whoever it waits for. So where others compute, a step by fewer threads is the faster one. A core that
+    becomes free counts after a second of it.
+    """
+    return _free_cores().count()
 
 
 def in_own_thread(call: Callable[[], T]) -> T:

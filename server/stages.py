@@ -19,7 +19,7 @@ from paceline.runtime.stages.links import split_address
 from paceline.runtime.stages.members import LocalPlace, Members, Place, Standing
 from paceline.runtime.stages.pipeline import RemotePipeline
 from paceline.settings import ServerSettings, variable
-from paceline.system import cores
+from paceline.system import usable_cores
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Claim, Signer
 from paceline.wire.stages.messages import RowFormat
@@ -73,7 +73,7 @@ def open_stages(
             f"local stage {number + 1}",
             key.public_key,
             _arguments(directory, options, wanted, number),
-            {variable("tuning.threads"): str(options.threads or max(1, len(cores()) // wanted.count))},
+            {variable("tuning.threads"): str(options.threads or max(1, usable_cores() // wanted.count))},
             model=directory,
         )
         for number in range(wanted.count)

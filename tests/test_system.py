@@ -8,7 +8,9 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import pytest
 
 from paceline import secret_files, system
@@ -18,6 +20,13 @@ from paceline.rag.parsing import process
 from paceline.rag.parsing.folders import find_files, open_file
 from paceline.rag.parsing.kinds import Limits
 from paceline.rag.parsing.process import ParserProcess, memory_file
+
+
+class Times(NamedTuple):
+    user: float
+    idle: float
+    iowait: float
+
 
 # Refused to paceline's own modules; Python's and those of libraries have their own ways.
 _LIKE_WINDOWS = """
@@ -83,6 +92,70 @@ def test_here_a_lock_is_noticed_and_nothing_is_missing(tmp_path: Path) -> None:
         assert not system.lock(other.fileno(), alone=True)
         assert system.lock(one.fileno(), alone=False) and system.lock(other.fileno(), alone=False)
     assert diagnosis.system()[0] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "usable"),
+    [
+        ("0::/", {"cpu.max": "250000 100000"}, 2),
+        ("0::/pod/one", {"pod/one/cpu.max": "max 100000", "pod/cpu.max": "150000 50000"}, 3),
+        ("0::/../elsewhere", {"cpu.max": "50000 100000"}, 1),
+        (
+            "4:memory:/m\n3:cpu,cpuacct:/docker/4f",  # the group is this container's root, under its outer name
+            {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"},
+            3,
+        ),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ("0::/", {}, 64),
+        ("", {}, 64),
+    ],
+)
+def test_a_container_s_limit_on_time_is_one_on_cores(
+    line: str, files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, content in files.items():
+        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "groups" / name).write_text(content)
+    (tmp_path / "own").write_text(line)
+    monkeypatch.setattr(system, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(system, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(system, "cores", lambda: frozenset(range(64)))
+    assert system.usable_cores() == usable
+
+
+def test_cores_on_which_others_compute_are_not_free_until_they_have_been_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four cores, beside a fifth that is not this process's; it computes on one and a half itself."""
+    now, others = 0.0, 0.0
+
+    def times(percpu: bool) -> list[Times]:
+        assert percpu
+        used = (now * 1.5 + others) / 4
+        return [Times(used, now - used, 9.0), *[Times(used, now - used, 0.0)] * 3, Times(now, 0.0, 0.0)]
+
+    monkeypatch.setattr(psutil, "cpu_times", times)
+    monkeypatch.setattr(system, "monotonic", lambda: now)
+    monkeypatch.setattr(system, "process_time", lambda: 1.5 * now)
+    monkeypatch.setattr(system, "cores", lambda: frozenset(range(4)))
+    free = system._FreeCores()
+    found = []
+    for load in (0.0, 0.5, 1.0, 2.7, 2.7, 0.0, 0.0, 0.0, 0.0, 4.0):
+        now += 0.25
+        others += load * 0.25
+        found.append(free.count())
+        others += 4.0  # too soon to be seen
+        assert free.count() == found[-1]
+        others -= 4.0
+    assert found == [4, 4, 3, 1, 1, 2, 3, 4, 4, 1]
+
+
+def test_where_the_processor_s_times_are_hidden_all_cores_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hidden(**_: bool) -> object:
+        raise PermissionError(13, "hidden")
+
+    monkeypatch.setattr(psutil, "cpu_times", hidden)
+    assert system._FreeCores().count() == len(system.cores())
 
 
 def test_without_proc_nothing_is_known_of_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from paceline.commands.options import Found, NodeChecks, Status
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
-from paceline.system import cores, missing, processor_flags
+from paceline.system import cores, missing, processor_flags, usable_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,7 +413,8 @@ def processor() -> Found:
     """Check for AVX-512 BF16 or AMX, without which packed bfloat16 weights are slow."""
     fast = [flag for flag in FAST if flag in processor_flags()]
     count = len(cores())
-    text = f"{count} core{'' if count == 1 else 's'}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
+    limit = f" (a container's limit pays for {usable})" if (usable := usable_cores()) < count else ""
+    text = f"{count} core{'' if count == 1 else 's'}{limit}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
     if find_spec("torch") is None:
         return "ok", text
     from paceline.engine.tensors import computes_bfloat16

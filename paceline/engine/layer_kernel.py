@@ -20,6 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.system import free_cores
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -49,13 +51,26 @@ def kernel() -> ModuleType | None:
 
 
 @cache
-def _parallel() -> int | None:
-    """Address of `GOMP_parallel` of the OpenMP that torch computes with, so that both have one team of threads; None
-    where it has another."""
+def _openmp() -> ctypes.CDLL | None:
+    """The OpenMP that torch computes with, so that both have one team of threads, if it is GNU's."""
     for library in (None, str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")):  # one that is preloaded first
         with suppress(OSError, AttributeError):
-            return ctypes.cast(ctypes.CDLL(library).GOMP_parallel, ctypes.c_void_p).value
+            found = ctypes.CDLL(library)
+            return found if found.GOMP_parallel and found.omp_set_num_threads else None
     return None
+
+
+@cache
+def _parallel() -> int | None:
+    """Address of `GOMP_parallel`, None where there is none."""
+    return ctypes.cast(found.GOMP_parallel, ctypes.c_void_p).value if (found := _openmp()) else None
+
+
+def use_free_cores(most: int) -> None:
+    """Have the calling thread compute by so many threads at most, and by fewer while other processes compute. For
+    models whose layers are all the kernel's: numbers by torch may depend on the threads."""
+    if most > 1 and (openmp := _openmp()):
+        openmp.omp_set_num_threads(min(most, free_cores()))
 
 
 def can_run(tensor: Tensor) -> bool:

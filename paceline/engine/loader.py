@@ -27,7 +27,7 @@ from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
 from paceline.hub.download import HubName
 from paceline.hub.gguf import GgufModel, described
-from paceline.system import in_own_thread, may_have_gpu
+from paceline.system import in_own_thread, may_have_gpu, usable_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -77,11 +77,12 @@ def load_model(
     dtype auto: bfloat16 on an accelerator, and on a CPU with native bfloat16 if the weights are stored in it; else
     float32, also for models under 100 million parameters, where bfloat16 saves no time and its rounding would change
     the text. Larger ones in half precision, and quantised ones, keep their weights in the file's format, of which rows
-    are converted when they are used. threads: torch threads of the whole process; None leaves the setting. kv_rows:
-    rows of KV cache that all sequences share (paged, fake), kv_mib: their memory in MiB in place of their number; None
-    for both takes most of what the weights leave on an accelerator, and a quarter of the free memory on a CPU, of which
-    few rows stay filled for later prompts; the fake model then has no bound. quantize: the format to which weights in
-    safetensors are converted, once, for llama.cpp. Raises ConfigError with a sentence that says what to do.
+    are converted when they are used. threads: torch threads of the whole process; None: torch's own number, within
+    `usable_cores`. kv_rows: rows of KV cache that all sequences share (paged, fake), kv_mib: their memory in MiB in
+    place of their number; None for both takes most of what the weights leave on an accelerator, and a quarter of the
+    free memory on a CPU, of which few rows stay filled for later prompts; the fake model then has no bound. quantize:
+    the format to which weights in safetensors are converted, once, for llama.cpp. Raises ConfigError with a sentence
+    that says what to do.
     """
     if fake := re.fullmatch(r"fake(?::(\d+))?(?::(0?\.\d+|[01]))?", str(path_or_name)):
         if quantize is not None:
@@ -217,8 +218,9 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
         return load_reader(directory, name=name, fingerprint=fingerprint(directory))
     with needing_torch(f"The model {name}"):
         import torch
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    threads = options.threads or min(torch.get_num_threads(), usable_cores())
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
     return in_own_thread(partial(_load_on_torch, directory, options, name=name))
 
 

@@ -35,7 +35,7 @@ from paceline.encoder import (
 )
 from paceline.errors import ConfigError
 from paceline.rag.records import Vectors
-from paceline.system import cores
+from paceline.system import usable_cores
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -217,7 +217,7 @@ class MiniLMEmbedder:
         Raises ConfigError when there is none.
         """
         self._directory = directory or package_directory()
-        self._compute = ComputeThreads(max(2, len(cores())), "paceline-embed")
+        self._compute = ComputeThreads(max(2, usable_cores()), "paceline-embed")
         self._lock = threading.Lock()
         self._tokenizer: Tokenizer | None = None
         self._outputs: Callable[[Sequence[Sequence[int]]], Floats] | None = None
@@ -339,7 +339,7 @@ def embed_all(embedder: Embedder, texts: Sequence[str], progress: ProgressCallba
         progress(len(texts), len(texts))
         return vectors
     parts: list[Vectors] = []
-    with ThreadPoolExecutor(len(cores())) as threads:
+    with ThreadPoolExecutor(usable_cores()) as threads:
         try:
             for part in threads.map(embedder.embed, batches):
                 parts.append(part)

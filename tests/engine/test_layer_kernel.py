@@ -259,9 +259,13 @@ def test_layers_in_one_call_have_the_bits_of_layers_one_by_one(
     whole = load_stored(path, name, options)
     found = mixed_batches(whole)
     assert calls
-    with computing(2 * torch.get_num_threads() + 1):  # some are not running where others wait
-        for _ in range(10):
+    most = 2 * torch.get_num_threads() + 1  # some are not running where others wait
+    with computing(most):
+        whole = load_stored(path, name, options._replace(threads=most))
+        for free in (most + 1, 1, 2) * 3:
+            monkeypatch.setattr(layer_kernel, "free_cores", lambda free=free: free)
             assert all(map(np.array_equal, found, mixed_batches(whole)))
+            assert torch.get_num_threads() == min(free, most)
     monkeypatch.setattr(FusedLayer, "record", lambda _: None)
     calls.clear()
     assert all(map(np.array_equal, found, mixed_batches(load_stored(path, name, options))))

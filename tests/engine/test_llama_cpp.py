@@ -15,8 +15,9 @@ from paceline.core.batching.block_manager import OutOfBlocks
 from paceline.core.batching.segment import Batch, Segment
 from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
+from paceline.engine.llama_cpp import library
 from paceline.engine.llama_cpp.engine import load_gguf
-from paceline.engine.llama_cpp.library import Exactness, LlamaContext, Stretch
+from paceline.engine.llama_cpp.library import Exactness, LlamaContext, Scores, Stretch
 from paceline.errors import EngineError
 from paceline.hub.gguf import described
 from paceline.hub.quantize import write_quantized
@@ -86,6 +87,32 @@ def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
             grown.resize(2 * grown.capacity, 2, (0, 1))
         assert np.array_equal(grown.decode(stretches), whole.decode(stretches))
     assert grown.length(1) == 672
+
+
+@pytest.mark.parametrize("kind", (GGMLQuantizationType.F32, GGMLQuantizationType.Q8_0), ids=lambda kind: kind.name)
+def test_threads_that_come_and_go_change_no_bit(
+    kind: GGMLQuantizationType, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the rows from which several share a row's attention."""
+    write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=kind)
+    context = LlamaContext(tmp_path / "model.gguf", rows=400, threads=3)
+    context.resize(400, 1, ())
+    context.least_rows, context.is_exact = context.exactness()
+    assert context.is_exact
+    tokens = [(5 * i * i + i) % 97 for i in range(360)]
+    counts = iter([3] * 9 + [1, 3, 2] * 120)
+    used: list[int] = []
+    monkeypatch.setattr(library, "free_cores", lambda: used.append(next(counts)) or used[-1])
+    found = []
+    for size in (40, 1):
+        rows: list[Scores | None] = []
+        while len(rows) < len(tokens):
+            start = len(rows)
+            (scores,) = context.decode([Stretch(0, start, tokens[start : start + size], [True] * size)])
+            rows += scores
+        found.append(np.array(rows))
+        context.shorten(0, 0)
+    assert np.array_equal(*found) and set(used) == {1, 2, 3}
 
 
 def test_a_prompt_begins_with_the_rows_of_its_salt_whether_their_sequence_has_ended_or_not(

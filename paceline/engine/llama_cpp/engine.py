@@ -30,7 +30,7 @@ from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel
-from paceline.system import cores, in_own_thread
+from paceline.system import in_own_thread, usable_cores
 
 log = logging.getLogger("paceline.engine")
 
@@ -324,8 +324,8 @@ def load_gguf(
     kv_mib: int | None = None,
     streams: int = _LEAST_STREAMS,
 ) -> LlamaCppEngine:
-    """Open the model of a GGUF file. threads: None for one a physical core. kv_rows, kv_mib: of all streams together at
-    most; default: a quarter of the free memory. streams: at least so many.
+    """Open the model of a GGUF file. threads: at most; None for one a physical core. kv_rows, kv_mib: of all streams
+    together at most; default: a quarter of the free memory. streams: at least so many.
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
@@ -339,7 +339,7 @@ def load_gguf(
             f"{kv_mib} MiB have room for {longest} tokens of an answer by {name}: give --kv-mib {needed}."
         )
     streams = max(streams, min(rows // longest, _MOST_STREAMS))
-    threads = threads or min(len(cores()), psutil.cpu_count(logical=False) or 1)
+    threads = threads or min(usable_cores(), psutil.cpu_count(logical=False) or 1)
     context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows)
     kept = f"llama.cpp/{model.fingerprint}.json"
     context.least_rows, context.is_exact = measured(

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import cache
+from paceline.system import free_cores
 
 Scores = NDArray[np.float32]
 
@@ -132,6 +133,7 @@ _FUNCTIONS: Final[dict[str, tuple[type | None, list[type]]]] = {
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
     "llama_init_from_model": (c_void_p, [c_void_p, _ContextParameters]),
     "llama_free": (None, [c_void_p]),
+    "llama_set_n_threads": (None, [c_void_p, c_int32, c_int32]),
     "llama_get_memory": (c_void_p, [c_void_p]),
     "llama_batch_init": (_Batch, [c_int32, c_int32, c_int32]),
     "llama_batch_free": (None, [_Batch]),
@@ -213,15 +215,15 @@ class Stretch(NamedTuple):
 
 
 class Exactness(NamedTuple):
-    """Exactness of a file here: whether a row's numbers depend on those computed with it."""
+    """Exactness of a file here: whether a row's numbers depend on those computed with it, or on the threads."""
 
     least_rows: int  # of a call, for them to be exact
     is_exact: bool
 
 
 def conditions(threads: int) -> str:
-    """Under which an `Exactness` of a file holds: release, what of the processor it uses, and threads."""
-    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, {threads} threads"
+    """Under which an `Exactness` of a file holds: release, what of the processor it uses, and threads at most."""
+    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, at most {threads} threads"
 
 
 def measured(name: str, conditions: str, measure: Callable[[], list[Any]]) -> list[Any]:
@@ -256,8 +258,8 @@ class LlamaContext:
         threads: int,
         grows: bool = True,
     ) -> None:
-        """One stream, empty. rows: of each at most. grows: up to them; False where a row's numbers depend on how many
-        there may be.
+        """One stream, empty. rows: of each at most. threads: at most; fewer while others need the cores. grows: up to
+        `rows`; False where a row's numbers depend on how many there may be.
 
         Raises ConfigError for a file that llama.cpp does not load, and too little memory.
         """
@@ -266,7 +268,7 @@ class LlamaContext:
         self._model = library.llama_model_load_from_file(str(file).encode(), library.llama_model_default_params())
         if not self._model:
             raise ConfigError(f"{file} cannot be loaded by llama.cpp: {_reason()}")
-        self._rows, self._threads = rows, threads
+        self._rows, self._most_threads = rows, threads
         self._batch = library.llama_batch_init(MOST_ROWS, 0, 1)
         self._made: list[int] = []  # the context
         finalize(self, _free, library, self._model, self._made, self._batch)
@@ -291,7 +293,7 @@ class LlamaContext:
         wanted.rows, wanted.sequences, wanted.unified = capacity * streams, streams, False
         wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
         wanted.flash_attention = 1  # which sums over a row's cache by itself
-        wanted.threads = wanted.batch_threads = self._threads
+        wanted.threads = wanted.batch_threads = self._threads = self._most_threads
         made = library.llama_init_from_model(self._model, wanted)
         if not made:
             raise EngineError(f"llama.cpp cannot keep {streams} times {capacity} rows: {_reason()}.")
@@ -306,27 +308,38 @@ class LlamaContext:
                 self.restore(stream, state)
 
     def exactness(self) -> Exactness:
-        """As it is measured: (1, True) if rows have the same scores however a text is divided, (2, True) if all have
-        that are not computed alone, else (1, False)."""
+        """As it is measured: (1, True) if rows have the same scores however a text is divided and by however many
+        threads it is computed, (2, True) if all have that are not computed alone, else (1, False)."""
         tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
-        whole = self._divided(tokens, (_PROBE,))
+        most = self._most_threads
+        whole = self._divided(tokens, (_PROBE,), most)
         for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1, 20)), (2, (2, 3, 4, 5, 6, 20))):
-            if np.array_equal(whole, self._divided(tokens, widths)):
+            if all(np.array_equal(whole, self._divided(tokens, widths, count)) for count in {1, most}):
                 return Exactness(least, True)
         return Exactness(1, False)
 
-    def _divided(self, tokens: Sequence[int], widths: Sequence[int]) -> Scores:
+    def _divided(self, tokens: Sequence[int], widths: Sequence[int], threads: int) -> Scores:
+        self._use(threads)
         found: list[Scores | None] = []
         for width in widths:
             start = len(found)
-            (scores,) = self.decode([Stretch(0, start, tokens[start : start + width], [True] * width)])
+            (scores,) = self._decode([Stretch(0, start, tokens[start : start + width], [True] * width)])
             found += scores
         self.shorten(0, 0)
         return np.array(found)
 
+    def _use(self, threads: int) -> None:
+        if threads != self._threads:
+            self._library.llama_set_n_threads(self._context, threads, threads)
+            self._threads = threads
+
     def decode(self, stretches: Sequence[Stretch]) -> list[list[Scores | None]]:
         """The logits of each stretch's rows, None of those not to be scored. stretches: of equal length, of streams
         that follow one another, at most `MOST_ROWS` rows in all. Raises EngineError, and leaves nothing of them."""
+        self._use(min(self._most_threads, free_cores()))
+        return self._decode(stretches)
+
+    def _decode(self, stretches: Sequence[Stretch]) -> list[list[Scores | None]]:
         batch, size = self._batch, len(stretches[0].tokens)
         is_alone = size == len(stretches) == 1
         is_divided = self._threads > 1 and stretches[0].start >= _SPLIT_FROM

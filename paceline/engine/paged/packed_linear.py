@@ -198,6 +198,7 @@ class FusedStack(nn.Module):
         self._layers = nn.ModuleList(layers)
         self._table = np.array(records, layer_kernel.LAYER)
         self._heads = layers[0].query_heads
+        self._most_threads = torch.get_num_threads()
 
     def forward(
         self,
@@ -213,6 +214,7 @@ class FusedStack(nn.Module):
                 hidden_states = layer(hidden_states, **given)
             return hidden_states
         hidden, step, storage = hidden_states[0].clone(), attn_metadata.step, attn_metadata.storage
+        layer_kernel.use_free_cores(self._most_threads)
         layer_kernel.layers(
             self._table,
             hidden,
