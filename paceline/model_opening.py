@@ -12,8 +12,6 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from paceline.core.sampling.sampler import SamplingDefaults
 from paceline.engine.base import AsyncEngine, LoadedModel, ModelInfo, ServedModel, TextModel, delay_forwards
 from paceline.engine.loader import choose_device, describe_model, find, load_model
@@ -27,6 +25,7 @@ from paceline.runtime.node import Node
 from paceline.runtime.served_models import ModelMemory, ModelSlot
 from paceline.runtime.units import HostUnit, NodeUnits
 from paceline.settings import NodeSettings, ServerSettings
+from paceline.system import usable_memory
 
 GPU_STEP_ROWS = 2048
 
@@ -174,7 +173,7 @@ def _shipped(wanted: str, shipped: Shipped) -> Path | None:
 def memory_of(device: str) -> tuple[int, int]:
     """Free bytes now, and all."""
     if device == "cpu":
-        return psutil.virtual_memory().available, psutil.virtual_memory().total
+        return usable_memory()
     import torch
 
     return torch.cuda.mem_get_info(device)

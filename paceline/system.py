@@ -14,7 +14,7 @@ import os
 import platform
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -158,6 +158,52 @@ def trim_heap() -> None:
         trim(0)
 
 
+# ---- limits of containers -------------------------------------------------------------------------------------------
+def _groups(controller: str) -> Iterator[Path]:
+    """Folders of this process's control group and those around it (Linux, versions 1 and 2)."""
+    try:
+        lines = OWN_GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            root = GROUPS / controller if controllers else GROUPS
+            group = root / path.lstrip("/")  # as it is called outside, so it may not be there
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(root))
+
+
+def _numbers(group: Path, name: str) -> list[int]:
+    """A file's numbers; none for "max", which is no limit, and where there is no such file."""
+    try:
+        return [int(word) for word in (group / name).read_text().split()]
+    except (OSError, ValueError):
+        return []
+
+
+def usable_memory() -> tuple[int, int]:
+    """Bytes that this process may still take, and that it might at all: the machine's, or a container's limit, within
+    which files that can be read again count as free."""
+    import psutil  # takes a tenth of a second, which a command's help has no use for
+
+    machine = psutil.virtual_memory()
+    free, total = int(machine.available), int(machine.total)
+    for group in _groups("memory"):
+        limit = _numbers(group, "memory.max") or _numbers(group, "memory.limit_in_bytes")
+        used = _numbers(group, "memory.current") or _numbers(group, "memory.usage_in_bytes")
+        if limit and used:
+            free, total = min(free, limit[0] - used[0] + _files(group)), min(total, limit[0])
+    return max(free, 0), total
+
+
+def _files(group: Path) -> int:
+    """Bytes of files in memory that have not been used of late."""
+    with contextlib.suppress(OSError, ValueError):
+        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(found.get("total_inactive_file") or found["inactive_file"])
+    return 0
+
+
 # ---- the processor --------------------------------------------------------------------------------------------------
 def cores() -> frozenset[int]:
     """Numbers of the cores that this process may use; all, where it cannot be told otherwise."""
@@ -173,30 +219,13 @@ def usable_cores() -> int:
 
 
 def _time_limit() -> float:
-    """Processor time a second, of this process's groups and those around them; infinity: not limited."""
-    try:
-        lines = OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return math.inf
+    """Processor time a second; infinity: not limited."""
     found = [math.inf]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers or "cpu" in controllers.split(","):
-            root = GROUPS / "cpu" if controllers else GROUPS
-            group = root / path.lstrip("/")  # seen from outside, so it may not be there
-            found += [_quota(each) for each in (group, *group.parents) if each.is_relative_to(root)]
+    for group in _groups("cpu"):
+        pair = _numbers(group, "cpu.max") or _numbers(group, "cpu.cfs_quota_us") + _numbers(group, "cpu.cfs_period_us")
+        if len(pair) > 1 and min(pair) > 0:  # -1 is no limit
+            found.append(pair[0] / pair[1])
     return min(found)
-
-
-def _quota(group: Path) -> float:
-    try:
-        if (both := group / "cpu.max").exists():
-            quota, period = both.read_text().split()
-        else:
-            quota, period = ((group / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period"))
-        return int(quota) / int(period) if int(quota) > 0 else math.inf
-    except (OSError, ValueError, ZeroDivisionError):  # "max" is no limit
-        return math.inf
 
 
 class _FreeCores:
@@ -219,7 +248,7 @@ class _FreeCores:
 
     def _look(self) -> float:
         """Seconds that the cores have computed."""
-        import psutil  # takes a tenth of a second, which a command's help has no use for
+        import psutil
 
         try:
             times = psutil.cpu_times(percpu=True)

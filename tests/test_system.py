@@ -7,7 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import psutil
@@ -94,33 +96,81 @@ def test_here_a_lock_is_noticed_and_nothing_is_missing(tmp_path: Path) -> None:
     assert diagnosis.system()[0] == "ok"
 
 
+class Container:
+    """Control groups of a machine with 64 cores and 64,000 bytes, of which 50,000 are free."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self._folder = folder
+        patch.setattr(system, "OWN_GROUPS", folder / "own")
+        patch.setattr(system, "GROUPS", folder / "groups")
+        patch.setattr(system, "cores", lambda: frozenset(range(64)))
+        patch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=50_000, total=64_000))
+
+    def have(self, own: str, files: Mapping[str, str]) -> None:
+        (self._folder / "own").write_text(own)
+        for name, content in files.items():
+            (self._folder / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
+            (self._folder / "groups" / name).write_text(content)
+
+
+@pytest.fixture
+def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
+    return Container(tmp_path, monkeypatch)
+
+
+INSIDE = "4:memory:/docker/4f\n3:cpu,cpuacct:/docker/4f"  # its root is here, under the name that it has outside
+
+
 @pytest.mark.parametrize(
-    ("line", "files", "usable"),
+    ("own", "files", "usable"),
     [
         ("0::/", {"cpu.max": "250000 100000"}, 2),
         ("0::/pod/one", {"pod/one/cpu.max": "max 100000", "pod/cpu.max": "150000 50000"}, 3),
         ("0::/../elsewhere", {"cpu.max": "50000 100000"}, 1),
-        (
-            "4:memory:/m\n3:cpu,cpuacct:/docker/4f",  # the group is this container's root, under its outer name
-            {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"},
-            3,
-        ),
-        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        (INSIDE, {"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+        (INSIDE, {"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ("0::/", {"cpu.max": "max 100000"}, 64),
         ("0::/", {}, 64),
         ("", {}, 64),
     ],
 )
 def test_a_container_s_limit_on_time_is_one_on_cores(
-    line: str, files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: str, files: dict[str, str], usable: int, container: Container
 ) -> None:
-    for name, content in files.items():
-        (tmp_path / "groups" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "groups" / name).write_text(content)
-    (tmp_path / "own").write_text(line)
-    monkeypatch.setattr(system, "OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(system, "GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(system, "cores", lambda: frozenset(range(64)))
+    container.have(own, files)
     assert system.usable_cores() == usable
+
+
+LIMIT, USED = "memory.max", "memory.current"
+LIMIT_1, USED_1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"  # of version 1
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "usable"),
+    [
+        ("0::/", {LIMIT: "9000", USED: "4000", "memory.stat": "anon 7\ninactive_file 1500"}, (6500, 9000)),
+        (
+            "0::/a/b",
+            {f"a/b/{LIMIT}": "9000", f"a/b/{USED}": "1", f"a/{LIMIT}": "8000", f"a/{USED}": "7000"},
+            (1000, 8000),
+        ),
+        (
+            "0::/a/b",
+            {f"a/b/{LIMIT}": "8000", f"a/b/{USED}": "1", f"a/{LIMIT}": "9000", f"a/{USED}": "8900"},
+            (100, 8000),
+        ),
+        (INSIDE, {LIMIT_1: "9000\n", USED_1: "9500\n", "memory/memory.stat": "total_inactive_file 300\n"}, (0, 9000)),
+        (INSIDE, {LIMIT_1: "9223372036854771712", USED_1: "1"}, (50_000, 64_000)),
+        ("0::/", {LIMIT: "max", USED: "4000"}, (50_000, 64_000)),
+        ("0::/", {LIMIT: "60000", USED: "100"}, (50_000, 60_000)),
+        ("", {}, (50_000, 64_000)),
+    ],
+)
+def test_a_container_s_limit_on_memory_counts_as_the_machine_s(
+    own: str, files: dict[str, str], usable: tuple[int, int], container: Container
+) -> None:
+    container.have(own, files)
+    assert system.usable_memory() == usable
 
 
 def test_cores_on_which_others_compute_are_not_free_until_they_have_been_for_a_moment(

@@ -31,7 +31,7 @@ from paceline.commands.options import Found, NodeChecks, Status
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
-from paceline.system import cores, missing, processor_flags, usable_cores
+from paceline.system import cores, missing, processor_flags, usable_cores, usable_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,7 +441,7 @@ def system() -> Found:
 
 
 def memory() -> Found:
-    free, total = psutil.virtual_memory().available, psutil.virtual_memory().total
+    free, total = usable_memory()
     text = f"{free / GIB:.1f} GiB of {total / GIB:.1f} GiB available"
     return ("ok", text) if free >= MIN_MEMORY else ("warn", f"{text}; the demo needs about {MIN_MEMORY // GIB}")
 

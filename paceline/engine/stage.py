@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import psutil
 import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING, AutoConfig, PreTrainedModel
@@ -29,6 +28,7 @@ from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.tensors import use_device
 from paceline.engine.weights import choose_format, format_of, read_as_stored, tensors_of
 from paceline.errors import ConfigError, EngineError
+from paceline.system import usable_memory
 from paceline.wire.stages.messages import RowFormat, StageCost
 
 LAYER = re.compile(r"(?P<before>(?:\w+\.)*?(?:layers|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)")
@@ -279,5 +279,5 @@ def _sizes(directory: Path, options: EngineOptions, layers: int) -> tuple[int, i
 
 def _free_bytes(options: EngineOptions) -> int:
     device = torch.device(choose_device(options.device))
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else usable_memory()[0]
     return int(FREE_SHARE * free)

@@ -30,7 +30,7 @@ from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.gguf import GgufModel
-from paceline.system import in_own_thread, usable_cores
+from paceline.system import in_own_thread, usable_cores, usable_memory
 
 log = logging.getLogger("paceline.engine")
 
@@ -329,7 +329,7 @@ def load_gguf(
 
     Raises ConfigError where llama.cpp is missing, or does not load the file.
     """
-    size = kv_mib << 20 if kv_mib else psutil.virtual_memory().available // 4
+    size = kv_mib << 20 if kv_mib else usable_memory()[0] // 4
     rows = kv_rows or size // model.row_bytes
     longest = rows // streams if rows < streams * _ROWS else max(_ROWS, rows // _STREAMS)
     longest = max(1, min(model.context, longest, _MOST_ROWS))

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
@@ -40,6 +39,7 @@ from paceline.engine.paged.packed_linear import pack, release_mapped_weights
 from paceline.engine.sampling.sampler import DeviceLogits, DeviceSampler
 from paceline.engine.tensors import agrees, plain_scores, prompt_for, use_device
 from paceline.errors import EngineError
+from paceline.system import usable_memory
 
 log = logging.getLogger("paceline.engine")
 
@@ -245,4 +245,4 @@ def patch_model(
 def _default_kv_rows(device: torch.device, row_bytes: int) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * _KV_SHARE / row_bytes)
-    return min(_MAX_CPU_ROWS, int(psutil.virtual_memory().available * _CPU_KV_SHARE / row_bytes))
+    return min(_MAX_CPU_ROWS, int(usable_memory()[0] * _CPU_KV_SHARE / row_bytes))
