@@ -15,7 +15,8 @@ import msgspec
 
 from paceline.core.clock import PeerRecord
 from paceline.core.fair import Shares
-from paceline.core.side import EVERYBODY, MayAsk, Side
+from paceline.core.printable import one_line
+from paceline.core.side import EVERYBODY, MAX_NAME, MayAsk, Side
 from paceline.engine.grammar.compiler import DeferredMask
 from paceline.errors import PacelineError, RemoteProtocolError, RequestError
 from paceline.rag.records import Passage, Selection
@@ -116,10 +117,11 @@ class Peers:
         return self._company.expects_peer()
 
     def absence(self, request: GenerateRequest) -> str:
-        """Why no device takes part in a request that names none, as the end of a sentence, where it is not that it is
-        not linked."""
-        if self._resources.side == "device" or request.joining.device is not None:
+        """Why no device takes part in a request, as the end of a sentence, where there is more to say."""
+        if self._resources.side == "device":
             return ""
+        if (name := request.joining.device) is not None:
+            return "" if self.link(name) else f": no device '{one_line(name, MAX_NAME)}' is linked"
         if not request.joining.any_device:
             return ": its key is bound to no device, and it names none in paceline.device"
         return ": several are linked, and it names none in paceline.device" if len(self.links) > 1 else ""

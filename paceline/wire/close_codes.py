@@ -40,8 +40,8 @@ class CloseCode(IntEnum):
 
 
 ADVICE: dict[int, str] = {
-    CloseCode.CLOSING: "The other side closed the link; it is dialled again by itself.",
-    CloseCode.DRAINED: "The other side is going away and its sessions have ended; it is dialled again by itself.",
+    CloseCode.CLOSING: "The other side closed the link; a device connects again by itself.",
+    CloseCode.DRAINED: "The other side is going away and its sessions have ended; a device connects again by itself.",
     CloseCode.HEARTBEAT_LOST: "Nothing was heard from the other side for two heartbeats; a device connects again by "
     "itself. If it recurs, look at the network between them or at a machine that sleeps.",
     CloseCode.DUPLICATE_DEVICE: "This device has linked again from elsewhere. If you run two agents with one "
@@ -83,11 +83,11 @@ ADVICE: dict[int, str] = {
 # Codes of the WebSocket connection itself, RFC 6455, 7.4.1.
 _WEBSOCKET: dict[int, str] = {
     1000: ADVICE[CloseCode.CLOSING],
-    1001: "The other side is going away; it is dialled again by itself.",
-    1005: "The connection broke; it is dialled again by itself.",
-    1006: "The connection broke; it is dialled again by itself.",
+    1001: "The other side is going away; a device connects again by itself.",
+    1005: "The connection broke; a device connects again by itself.",
+    1006: "The connection broke; a device connects again by itself.",
     1009: ADVICE[CloseCode.TOO_LARGE],
-    1012: "The other side restarts; it is dialled again by itself.",
+    1012: "The other side restarts; a device connects again by itself.",
 }
 
 # Codes after which connecting again is refused until a person has changed something.

@@ -66,6 +66,8 @@ async def test_what_was_to_be_joint_is_joint_marked_or_refused(device: Device) -
 
 async def test_a_refusal_says_why_no_device_takes_part() -> None:
     async with nodes() as (bench, _):
+        with pytest.raises(RequestError, match="no device 'labtop' is linked"):
+            await bench.cloud.prepare(changed(REQUEST, on_loss="fail", device="labtop", names_device=True))
         with pytest.raises(RequestError, match=r"its key is bound to no device, and it names none in paceline.device"):
             await bench.cloud.prepare(changed(REQUEST, on_loss="pause", any_device=False))
         (link,) = bench.cloud._peers.links.values()

@@ -17,7 +17,7 @@ def test_every_close_code_has_advice_for_the_user() -> None:
     assert all(4000 <= code < 5000 for code in CloseCode)
     assert sentence(CloseCode.NO_COMMON_STRATEGY, "small and large").startswith("small and large. The two sides")
     assert "\n" not in sentence(CloseCode.CLOSING, "forged\nlog line\x1b[0m")
-    assert sentence(1006, "") == "The connection broke; it is dialled again by itself."
+    assert sentence(1006, "") == "The connection broke; a device connects again by itself."
     assert sentence(4999, "") == "The link was closed with code 4999."
 
 

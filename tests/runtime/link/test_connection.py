@@ -113,7 +113,7 @@ async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
         assert [message for message in at_device if message != found(3)] == [found(1), targets(1), closing(1)]
         assert device.send(draft(number)) == 0  # ended by the peer
     assert device.close_code == cloud.close_code == CloseCode.CLOSING
-    assert device.close_reason == "The other side closed the link; it is dialled again by itself."
+    assert device.close_reason == "The other side closed the link; a device connects again by itself."
 
 
 async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.LogCaptureFixture) -> None:
