@@ -205,10 +205,10 @@ def _files(group: Path) -> int:
 
 
 # ---- the processor --------------------------------------------------------------------------------------------------
-def cores() -> frozenset[int]:
-    """Numbers of the cores that this process may use; all, where it cannot be told otherwise."""
+def cores(process: int = 0) -> frozenset[int]:
+    """Numbers of the cores that this thread may use, or a process's first one; all, where the system does not say."""
     if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
+        return frozenset(os.sched_getaffinity(process))
     return frozenset(range(os.cpu_count() or 1))
 
 
@@ -234,7 +234,7 @@ class _FreeCores:
     _FADING: Final = 0.6  # of what others took at a look, that is still counted at the next
 
     def __init__(self) -> None:
-        self._cores, self._others = sorted(cores()), 0.0
+        self._cores, self._others = sorted(cores(os.getpid())), 0.0  # not those that an engine's thread is kept on
         self._at, self._own, self._busy = monotonic(), process_time(), self._look()
 
     def count(self) -> int:

@@ -187,7 +187,7 @@ def test_cores_on_which_others_compute_are_not_free_until_they_have_been_for_a_m
     monkeypatch.setattr(psutil, "cpu_times", times)
     monkeypatch.setattr(system, "monotonic", lambda: now)
     monkeypatch.setattr(system, "process_time", lambda: 1.5 * now)
-    monkeypatch.setattr(system, "cores", lambda: frozenset(range(4)))
+    monkeypatch.setattr(system, "cores", lambda _: frozenset(range(4)))
     free = system._FreeCores()
     found = []
     for load in (0.0, 0.5, 1.0, 2.7, 2.7, 0.0, 0.0, 0.0, 0.0, 4.0):
