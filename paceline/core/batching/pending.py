@@ -265,6 +265,9 @@ class Memory:
 # are measured: that of the answers' rows in steps without prompts, of which there is one now and then, and the seconds
 # of a prompt's row in the last steps with them. After the idea of Sarathi-Serve's token budget (Agrawal et al. 2024),
 # which is a constant found by profiling.
+#
+# A step of prompts alone is somebody's gap as well: whoever comes during it waits for its end, and so do the places of
+# a client that has left, and the end of the program. It is held to `ALONE_S`.
 
 
 # Of the answers' own time that prompts may add to a step, so that a gap is less than doubled.
@@ -272,6 +275,8 @@ PROMPT_SHARE: Final = 0.75
 REFRESH: Final = 48  # steps with prompts, after which one without them measures the answers' time again
 FIRST_ROWS: Final = 16  # while the time of a prompt's row is unknown
 _GROWTH: Final = 2.0  # of the rows from one step to the next: what a row costs depends on their number
+ALONE_S: Final = 0.5  # of a step of prompts alone
+LEAST_ALONE: Final = 56  # rows of one at least, and while their time is unknown: a row of fewer takes longer
 _LEAST: Final = 0.05  # of the time allowed for the rows that they take at least: two steps' times differ by chance
 
 
@@ -289,6 +294,13 @@ class PrefillPace:
     _since: dict[int, int] = field(default_factory=dict)  # by class of rows: steps with prompts since the last such one
     _row_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # of a prompt's row, in the last steps
     _last: int = FIRST_ROWS
+    _alone_row_s: deque[float] = field(default_factory=lambda: deque(maxlen=3))  # likewise, in steps of prompts alone
+
+    def alone(self) -> int | None:
+        """Most rows of prompts in a step without answers; None as `rows`."""
+        if self._alone_row_s:
+            return max(LEAST_ALONE, int(ALONE_S / median(self._alone_row_s)))
+        return LEAST_ALONE if self.times or self._since else None
 
     def rows(self, answer_rows: int, share: float = PROMPT_SHARE) -> int | None:
         """Most rows of prompts beside so many rows of answers: 0 in a step that measures the answers' time. None
@@ -303,8 +315,11 @@ class PrefillPace:
         return max(1, int(min(share * alone / median(self._row_s), _GROWTH * self._last)))
 
     def record(self, answer_rows: int, prompt_rows: int, seconds: float) -> None:
-        """The step took so long. Steps of prompts alone tell nothing: their rows have another price."""
-        if answer_rows == 0 or seconds <= 0.0:
+        """The step took so long. Rows of prompts alone have another price than those beside answers."""
+        if seconds <= 0.0:
+            return
+        if answer_rows == 0:
+            self._alone_row_s.append(seconds / prompt_rows)
             return
         size = row_class(answer_rows)
         if prompt_rows == 0:

@@ -370,8 +370,9 @@ class Scheduler:
             scheduled.append(self._chunk(item, item.rows))
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
-        if short and long:  # else nobody waits
-            most = self._pace.rows(short_rows, self._prompt_share(zip(short, scheduled, strict=False), long))
+        if long:
+            share = self._prompt_share(zip(short, scheduled, strict=False), long)
+            most = self._pace.rows(short_rows, share) if short else self._pace.alone()
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
         running = [(item, rows) for item, rows in zip(long, cuts, strict=True) if rows]
@@ -434,7 +435,9 @@ class Scheduler:
             return False
         if limit is not None and item.num_computed_tokens:
             return True  # the end of a prompt goes behind its owner's answers
-        most = self._quantum if limit is None else min(self._quantum, max(limit, FAR_ROWS))
+        most = min(self._quantum, self._pace.alone() or self._quantum)
+        if limit is not None:
+            most = min(most, max(limit, FAR_ROWS))
         return item.rows > (FAR_ROWS if item.start > FAR else most)
 
     def _chunk(self, item: PendingSegment, rows: int) -> ScheduledSegment:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from paceline.core.batching.block_manager import KvPrefix
+from paceline.core.batching.pending import LEAST_ALONE
 from paceline.core.batching.segment import Segment
 from paceline.core.sampling.sampler import RowSampling, SamplingParams
 from paceline.engine.base import ModelInfo, Rotates, Sequences, ServedModel
@@ -237,7 +238,7 @@ class DocumentPrefiller:
 _calibration_log = logging.getLogger("paceline.engine")
 
 PREFIX: Final = 16  # rows before the timed ones
-ROWS: Final = (1, 2, 4, 8, 16, 32, 64)
+ROWS: Final = (1, 2, 4, 8, 16, 32, LEAST_ALONE)
 REPEATS: Final = 3  # forwards per row count; the first is a warm-up and not reported
 MAX_S: Final = 0.5  # no row count is timed that would end later: nobody waits long for the start of a slow engine
 _TOKEN: Final = 1

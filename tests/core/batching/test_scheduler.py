@@ -428,14 +428,24 @@ def test_gaps_of_answers_are_at_most_doubled_beside_a_long_prompt(name: str, var
     assert extra >= 0.35 * sum(beside) or max(beside) < 1.75 * max(alone)
 
 
-def test_a_prompt_has_whole_steps_where_nobody_writes() -> None:
+@pytest.mark.parametrize(
+    ("row_s", "expected"),
+    [
+        (0.0005, [512, 512, 176, 100]),
+        (0.004, [512, 125, 125, 125, 125, 125, 63, 100]),
+        (0.1, [512, *[56] * 12, 16, 56, 44]),
+    ],
+)
+def test_a_prompt_has_whole_steps_where_nobody_writes_but_no_long_ones(row_s: float, expected: list[int]) -> None:
+    """Who comes during a step waits for its end, and so does who leaves. The first one shows what a row takes."""
     scheduler = Scheduler(512, 256)
-    scheduler.add(1, Segment(SeqId(1), 0, tuple(range(1200))))
     rows = []
-    while (scheduled := scheduler.schedule()) is not None:
-        rows.append(scheduled.batch.num_rows)
-        scheduler.took(10.0)
-    assert rows == [512, 512, 176]
+    for key, length in ((1, 1200), (2, 100)):
+        scheduler.add(key, Segment(SeqId(key), 0, tuple(range(length))))
+        while (scheduled := scheduler.schedule()) is not None:
+            rows.append(scheduled.batch.num_rows)
+            scheduler.took(row_s * rows[-1])
+    assert rows == expected
 
 
 def test_the_end_of_a_long_prompt_and_the_new_part_of_a_cached_one_are_limited_too() -> None:
