@@ -231,6 +231,8 @@ class AskCounter:
 
     def take(self, now: float) -> str | None:
         """Count one more question at this time, in s; or why it is one too many, as the end of a sentence."""
+        if self._times and self._times[-1] > now:  # the clock has been set back
+            self._times = deque(each for each in self._times if each <= now)
         while self._times and self._times[0] <= now - HOUR_S:
             self._times.popleft()
         per_minute, per_hour = self._per_minute, self._per_hour

@@ -71,6 +71,7 @@ class PeerWatch:
         self._longest = 0.0  # s, stall before one of the first of them
         self._gap = 0.0  # s, since the last target
         self._stall = 0.0  # s of it, while this side was ready
+        self._read_s = 0.0  # for which this side has read its own prompt
         self._woken = 0.0
         self._silent = False  # passed over for silence: any word shows that it is back
         self._spoke = False  # since it was passed over
@@ -114,11 +115,13 @@ class PeerWatch:
         self._gap += elapsed
         if self._decoder.idle:
             self._stall += elapsed
+        elif not self._num_targets:
+            self._read_s += elapsed
         if self._waits_for_peer:  # nothing is gained without it; a link that has died is closed by its heartbeat
             self.too_long = self._stall >= LONGEST_FIRST_S
             return False
         self._silent = min(silence, self._gap) > self._pace.allows(SILENCE_S, rtt)  # else nobody waits for the peer
-        limit = self._pace.allows(STALL_S if self._steady else self._record.first_s, rtt)
+        limit = self._pace.allows(STALL_S if self._steady else max(self._record.first_s, self._read_s), rtt)
         return self._silent or self._stall > limit
 
     @property

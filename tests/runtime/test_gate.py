@@ -114,6 +114,13 @@ def test_a_minute_and_an_hour_have_limits_of_their_own() -> None:
     assert "no more than 2 questions of the cloud a minute" in (counter.take(7201.0) or "")
 
 
+def test_questions_of_a_time_that_is_yet_to_come_use_no_budget_up() -> None:
+    """The clock was ahead and has been set back."""
+    counter = AskCounter(per_minute=60, per_hour=120)
+    assert not any(counter.take(7200.0 + 60.0 * minute) for minute in range(60))
+    assert not any(counter.take(60.0 * minute) for minute in range(60))
+
+
 async def test_a_restart_renews_no_budget(tmp_path: Path) -> None:
     for admitted in (2, 0):
         async with gate(tmp_path, limits=AskCounter(per_hour=2)) as asks:
