@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.errors import ConfigError, PacelineError
+from paceline.system import unusable_proxy
 
 REASONING = "reasoning"  # in place of a lane: text that the model thinks before its answer, or steps of a workflow
 SILENCE_S = 60.0  # after which an answer is given up; a running server sends at least a comment every 15
@@ -74,10 +75,13 @@ class Conversation:
             if not httpx.URL(self._url).host or httpx.URL(self._url).scheme not in ("http", "https"):
                 raise ValueError(self._url)
             loopback = urlsplit(self._url).hostname in ("localhost", "127.0.0.1", "::1")
-            timeout = httpx.Timeout(silence, connect=min(silence, 5.0))
-            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=not loopback)
         except (ValueError, httpx.InvalidURL):
             raise ConfigError(f"{url} is no address: give one such as http://127.0.0.1:8000 with --url.") from None
+        timeout = httpx.Timeout(silence, connect=min(silence, 5.0))
+        try:
+            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=not loopback)
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(f"{url} cannot be asked: {unusable_proxy() or error}.") from None
         self._model = model
         self._options = dict(options or {})
         self._extension = dict(extension or {})

@@ -31,7 +31,7 @@ from paceline.runtime.identity import PrivateKey, device_handshake, verify
 from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, back_off
 from paceline.runtime.link.emulation import Emulation
-from paceline.runtime.link.transport import unreachable
+from paceline.runtime.link.transport import UNUSABLE, unreachable
 from paceline.secret_files import private_folder, read_private, write_private
 from paceline.wire.identity import (
     BY_CODE,
@@ -176,7 +176,7 @@ async def _post(url: str, body: dict[str, object]) -> tuple[int, dict[str, objec
                 content += piece
                 if len(content) > MAX_ANSWER_BYTES:
                     return answer.status_code, {}
-    except (httpx.TransportError, httpx.InvalidURL, TimeoutError) as error:
+    except (httpx.TransportError, *UNUSABLE, TimeoutError) as error:
         raise LinkClosed(unreachable(url, error)) from error
     try:
         found = json.loads(content)

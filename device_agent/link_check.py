@@ -18,7 +18,7 @@ from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import device_handshake
 from paceline.runtime.link.connection import Link
-from paceline.runtime.link.transport import dial, unreachable
+from paceline.runtime.link.transport import UNUSABLE, dial, unreachable
 from paceline.secret_files import STDIN
 from paceline.settings import AgentSettings, NodeSettings
 from paceline.wire.close_codes import CloseCode
@@ -65,7 +65,7 @@ def _unreachable(cloud: str) -> str | None:
     trusted = ssl.create_default_context()
     try:  # as enrolment asks
         httpx.get(f"{url}/healthz", timeout=ANSWER_S, trust_env=not is_local, verify=trusted)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
+    except (httpx.TransportError, *UNUSABLE) as error:
         return unreachable(cloud, error)
     return None
 

@@ -12,6 +12,7 @@ import ctypes
 import math
 import os
 import platform
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ CPU_INFO: Final = Path("/proc/cpuinfo")
 OWN_GROUPS: Final = Path("/proc/self/cgroup")
 GROUPS: Final = Path("/sys/fs/cgroup")
 DEVICES: Final = Path("/dev")
+PROXY: Final = re.compile(r"(https?|wss?|all|socks)_proxy", re.IGNORECASE)
 
 
 def missing() -> list[str]:
@@ -55,6 +57,18 @@ def may_have_gpu() -> bool:
     """False only where no driver of a GPU that torch computes on is loaded: then torch need not be imported to ask."""
     drivers = ("nvidia*", "nvmap", "nvhost*", "kfd", "dxg")  # NVIDIA's, those of its boards, AMD's, Windows' in Linux
     return platform.system() != "Linux" or any(next(DEVICES.glob(name), None) for name in drivers)
+
+
+def unusable_proxy() -> str:
+    """What to say where a library refuses the proxy that the environment names; empty where that names none. Not what
+    the library says, which may show its password."""
+    named = {name: value for name, value in os.environ.items() if PROXY.fullmatch(name) and value}
+    unlike = [name for name, value in named.items() if not value.lower().startswith(("http://", "https://"))]
+    names = " or ".join(sorted(unlike or named))
+    return names and (
+        f"the proxy that {names} names cannot be used: give one such as http://proxy.example:3128, unset the variable, "
+        "or set NO_PROXY to *"
+    )
 
 
 # ---- users and files ------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 from paceline.errors import ConfigError
-from paceline.system import lock
+from paceline.system import lock, unusable_proxy
 
 # Names of models on the Hugging Face hub, with a revision behind an `@`.
 
@@ -409,9 +409,10 @@ def _explained(name: HubName) -> Iterator[None]:
 
 
 def _unreachable(name: HubName, error: Exception) -> Unreachable:
+    proxy = unusable_proxy() if type(error) in (ImportError, ValueError) else ""
     return Unreachable(
-        f"{name} cannot be fetched from the Hugging Face hub ({type(error).__name__}): check the network and try "
-        "again, which goes on where it was cut; or give one of `paceline models list`, a folder or a GGUF file."
+        f"{name} cannot be fetched from the Hugging Face hub ({proxy or type(error).__name__}): check the network and "
+        "try again, which goes on where it was cut; or give one of `paceline models list`, a folder or a GGUF file."
     )
 
 

@@ -172,6 +172,13 @@ def test_json_is_what_came_also_where_this_release_cannot_read_it(monkeypatch: p
     assert result.exit_code == 0 and json.loads(result.stdout) == {"proven": 3}
 
 
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:9", "socks4://127.0.0.1:9"])
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert "the proxy that ALL_PROXY names cannot be used" in sentence(chat("--url", "https://a.invalid", "Who?"))
+    assert "ALL_PROXY" in invoked("status", "--url", "https://a.invalid").stderr
+
+
 def test_an_address_and_a_key_that_are_none_are_said_to_be_none(url: str) -> None:
     for key in ("schlüssel", "a\x1bb"):
         assert "The key has characters that no key has" in sentence(chat("--url", url, "--key", key, "Who?"))

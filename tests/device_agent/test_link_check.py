@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -24,6 +25,7 @@ from paceline.commands.options import Found
 from paceline.errors import LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.settings import AgentSettings, ServerSettings
+from paceline.system import PROXY
 from tests.api.scripted import WAIT
 from tests.server.test_links import Site, site
 from tests.wire.identities import DEVICE
@@ -121,6 +123,22 @@ async def test_a_cloud_that_cannot_be_reached_is_told_with_and_without_a_credent
         closed.bind(("127.0.0.1", 0))  # and does not listen
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         await check_told(tmp_path, url, "cannot reach", "Nor is this device enrolled")
+
+
+@pytest.mark.parametrize(
+    "proxy", ["socks5://me:secret@127.0.0.1:9", "ftp://me:secret@127.0.0.1", "http://me:secret@127.0.0.1:none"]
+)
+async def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    for name in filter(PROXY.fullmatch, list(os.environ)):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HTTPS_PROXY", proxy)
+    url = "https://nosuch.example.invalid"
+    await check_told(tmp_path, url, "the proxy that HTTPS_PROXY names cannot be used", "NO_PROXY")
+    with pytest.raises(LinkClosed, match="HTTPS_PROXY") as refused:
+        await exchange(url, CODE)
+    assert "secret" not in str(refused.value)
 
 
 # ---- a cloud whose certificate is not trusted here: told once, by enrolment and by doctor ----------------------------

@@ -71,6 +71,15 @@ def test_a_model_given_by_name_is_fetched_and_a_hub_that_is_down_does_not_matter
         find("house/other")
 
 
+def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with (
+        pytest.raises(ConfigError, match="the proxy that ALL_PROXY names cannot be used"),
+        download._explained(HubName("house/tiny")),
+    ):
+        raise ImportError("Using SOCKS proxy, but the 'socksio' package is not installed.")
+
+
 def test_without_a_hub_the_network_is_named(hub: StandInHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ConfigError, match="check the network"):

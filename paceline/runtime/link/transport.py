@@ -12,14 +12,16 @@ from ssl import SSLCertVerificationError, SSLError
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from httpx import InvalidURL
 from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidProxy, InvalidURI
 from websockets.typing import Subprotocol
 
 from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
+from paceline.system import unusable_proxy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, SUBPROTOCOL
 
@@ -31,6 +33,7 @@ MAX_QUEUED_FRAMES = 16  # received and unread; beyond, the library stops reading
 BUFFERED_BYTES = 1 << 18  # of a stream, before either end waits
 LENGTH_BYTES, CODE_BYTES = 4, 2  # of a stream's messages, and of the code of its end
 END = b"\1"  # how that begins; no message does
+UNUSABLE = (ImportError, ValueError, InvalidProxy, InvalidURL)  # of a proxy or a URL, before it is dialled
 CONNECTION = "paceline.connection"  # in an ASGI scope's `state`: the `Connection` below, where the server knows it
 
 
@@ -230,13 +233,13 @@ async def dial(url: str) -> Transport:
         )
     except InvalidURI as error:
         raise ConfigError(f"{url!r} is not a link's URL; it looks like wss://host:port/link") from error
-    except (OSError, InvalidHandshake, TimeoutError) as error:  # asyncio sets TCP_NODELAY itself
+    except Exception as error:  # a proxy's, too, of many kinds: none may end the program, which works without a cloud
         raise LinkClosed(unreachable(url, error)) from error
-    return ClientTransport(connection)
+    return ClientTransport(connection)  # asyncio has set TCP_NODELAY
 
 
 def unreachable(url: str, error: Exception) -> str:
-    """Why a cloud cannot be asked, and what to do about its certificate, or none."""
+    """Why a cloud cannot be asked, and what to do about its certificate, or none, or about a proxy."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SSLCertVerificationError):
@@ -248,6 +251,8 @@ def unreachable(url: str, error: Exception) -> str:
         if isinstance(cause, SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
             return f"{url} does not speak https: give the address of a proxy in front that does, or one with http"
         cause = cause.__cause__ or cause.__context__
+    if isinstance(error, UNUSABLE) and (fault := unusable_proxy()):
+        return f"cannot reach {url}: {fault}"
     said = (isinstance(error, InvalidMessage) and error.__cause__) or error  # that is, what came
     return f"cannot reach {url}: {printable(str(said)) or 'no answer in time'}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +25,7 @@ from paceline.runtime.link.connection import Link
 from paceline.runtime.link.dialer import Dialer, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, dial
+from paceline.system import PROXY
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.messages import MAX_FRAME_BYTES, SUBPROTOCOL, VERSION, OpenSession
@@ -147,6 +149,20 @@ async def test_a_server_that_is_down_or_has_no_link_gives_a_sentence() -> None:
             await dial(served.url.replace("/link", "/other"))
     with pytest.raises(ConfigError, match="wss://host:port/link"):
         await dial("http://127.0.0.1/link")
+
+
+@pytest.mark.parametrize(
+    ("name", "proxy"),
+    [("HTTPS_PROXY", "garbage"), ("SOCKS_PROXY", "socks5://127.0.0.1:9"), ("WSS_PROXY", "http://a:b")],
+)
+async def test_a_proxy_that_cannot_be_used_is_a_link_that_is_closed(
+    monkeypatch: pytest.MonkeyPatch, name: str, proxy: str
+) -> None:
+    for each in filter(PROXY.fullmatch, list(os.environ)):
+        monkeypatch.delenv(each)
+    monkeypatch.setenv(name, proxy)
+    with pytest.raises(LinkClosed, match=f"the proxy that {name} names cannot be used"):
+        await dial("wss://nosuch.example.invalid/v1/link")
 
 
 @pytest.mark.parametrize(
