@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -205,7 +205,8 @@ async def run_node(
             others = f" and {len(settings.model) - 1} more" if len(settings.model) > 1 else ""
             doubt = f"; approximate: {model.engine.info.doubt}" if model.engine.info.doubt else ""
             documents = f"{node.num_documents} documents"
-            typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({documents}{doubt})")
+            with suppress(OSError):  # output that goes nowhere, as to a full disk, does not end what serves
+                typer.echo(f"paceline: serving {name}{others} on {url_of(listener)} ({documents}{doubt})")
 
         async with (
             node,

@@ -9,6 +9,7 @@ import gc
 import os
 import signal
 import sys
+from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from types import FrameType
 from typing import Annotated
@@ -78,13 +79,30 @@ def main() -> None:
         signal.signal(signal.SIGINT, _interrupt)
     prefer_huge_pages()
     gc.set_threshold(10_000)  # a fifth of the time in which modules are loaded went into looking for garbage
+    code = 0
     try:
         build()()
-    except (PacelineError, OSError) as error:  # a disk that is full or read-only, too, needs no traceback
+    except* (PacelineError, OSError) as group:  # a disk that is full or read-only, too, needs no traceback
+        error: Exception = group
+        while isinstance(error, ExceptionGroup):  # of tasks, of which the first to fail ended the others
+            error = error.exceptions[0]
         _print_error(str(error))
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        code = 2
+    except* KeyboardInterrupt:
+        code = 130
+    finally:
+        _give_up_full_output()
+    sys.exit(code)
+
+
+def _give_up_full_output() -> None:
+    """Close a standard output that takes no more: Python would try again at its end, and make the exit code 120."""
+    try:
+        if sys.stdout is not None:  # as it is where the shell has closed it
+            sys.stdout.flush()
+    except OSError:
+        with suppress(OSError):
+            sys.stdout.close()
 
 
 def _version(asked: bool) -> None:

@@ -110,6 +110,7 @@ def test_version_is_printed() -> None:
     [
         (ConfigError("port = 'x' cannot be used"), "port = 'x' cannot be used"),
         (OSError(28, "No space left on device", "keys"), "[Errno 28] No space left on device: 'keys'"),
+        (ExceptionGroup("tasks", [ExceptionGroup("tasks", [ConfigError("of a task")])]), "of a task"),
     ],
 )
 def test_an_error_raised_on_purpose_or_by_the_system_is_one_sentence_and_code_two(
@@ -121,6 +122,14 @@ def test_an_error_raised_on_purpose_or_by_the_system_is_one_sentence_and_code_tw
         root.main()
     assert end.value.code == 2
     assert capsys.readouterr() == ("", f"paceline: {said}\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="of Linux")
+def test_output_that_a_full_disk_does_not_take_is_one_sentence_and_code_two() -> None:
+    program = [sys.executable, "-c", "from paceline.commands.main import main; main()", "--version"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (2, "paceline: [Errno 28] No space left on device\n")
 
 
 def test_control_c_ends_quietly_with_code_130(

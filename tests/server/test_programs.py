@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from device_agent.commands import register as register_agent
+from paceline import bootstrap
 from paceline.api.http.server import listen
 from paceline.commands.demo import configured
 from paceline.errors import ConfigError
@@ -113,3 +115,23 @@ def test_a_port_that_is_taken_is_a_sentence() -> None:
         listen("127.0.0.1", listener.getsockname()[1])
     with pytest.raises(ConfigError, match="this machine"):
         listen("192.0.2.1.invalid", 0)
+
+
+def test_a_program_whose_output_takes_no_line_serves_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = []
+
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def serve(*_: object, on_ready: Callable[[], None], **__: object) -> None:
+        on_ready()
+        served.append(True)
+
+    monkeypatch.setattr(bootstrap.typer, "echo", full)
+    monkeypatch.setattr(bootstrap, "serve", serve)
+    ended = CliRunner().invoke(
+        both_programs(), ["serve", "--model", "fake", "--port", "0", "--state-dir", str(tmp_path)]
+    )
+    assert (ended.exit_code, served) == (0, [True])
