@@ -8,6 +8,7 @@ that was started is stopped.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import gc
 import logging
@@ -64,11 +65,16 @@ def is_own_user(client: Address | None, server: Address | None) -> bool:
 @functools.cache
 def can_tell() -> bool:
     """True if the owner of a connection can be found here. Tried once, with a connection of this program to itself."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-            return user_of(client.getsockname(), client.getpeername()) == user_id()
-    except (AttributeError, OSError):  # AttributeError: no netlink on this system
-        return False
+    for family, loopback in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):  # one may be missing
+        try:
+            with (
+                socket.create_server((loopback, 0), family=family) as server,
+                socket.create_connection(server.getsockname()[:2]) as client,
+            ):
+                return user_of(client.getsockname()[:2], client.getpeername()[:2]) == user_id()
+        except (AttributeError, OSError):  # AttributeError: no netlink on this system
+            continue
+    return False
 
 
 def user_of(near: Address, far: Address) -> int | None:
@@ -215,24 +221,33 @@ _log = logging.getLogger("paceline.api")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0: any free port. Raises ConfigError when the address cannot be used."""
+    """A listening socket, on the first of the host's addresses that this machine has; port 0: any free port. Raises
+    ConfigError when none can be used."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise ConfigError(f"Cannot listen on {host}: {error.strerror}. Is the address one of this machine?") from None
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"Cannot listen on {host} port {port}: {error.strerror}. Stop what uses it, or choose another --port."
-        ) from None
-    return listener
+    for family, kind, protocol, _, address in found:
+        try:
+            listener = socket.socket(family, kind, protocol)
+        except OSError:
+            continue  # the system is without this family
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+            return listener
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRNOTAVAIL:
+                advice = (
+                    "Ports below 1024 are the administrator's: choose another --port."
+                    if error.errno == errno.EACCES
+                    else "Stop what uses it, or choose another --port."
+                )
+                raise ConfigError(f"Cannot listen on {host} port {port}: {error.strerror}. {advice}") from None
+    raise ConfigError(f"Cannot listen on {host}: this machine has no such address. Give one that it has with --host.")
 
 
 def url_of(listener: socket.socket) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -161,6 +162,26 @@ def test_an_extension_may_ask_where_its_origin_is_allowed() -> None:
         for origin in ("chrome-extension://abcdef", "Chrome-Extension://ABCDEF"):
             assert preflight(url, origin).status_code == 204
         assert preflight(url, "chrome-extension://abcdeg").status_code == 403
+
+
+@pytest.mark.parametrize("absent", ["127.0.0.1", "::1"])
+def test_whose_a_connection_is_can_be_told_by_either_loopback_address(
+    monkeypatch: pytest.MonkeyPatch, absent: str
+) -> None:
+    created = socket.create_server
+
+    def without(address: tuple[str, int], *, family: socket.AddressFamily) -> socket.socket:
+        if address[0] == absent:
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        return created(address, family=family)
+
+    if absent == "127.0.0.1":
+        try:
+            created(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no ::1")
+    monkeypatch.setattr(socket, "create_server", without)
+    assert server_module.can_tell.__wrapped__()
 
 
 def test_without_keys_only_the_user_who_started_it_may_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import gzip
 import json
 import os
 import signal
+import socket
+from contextlib import closing
 
 import httpx
 import pytest
@@ -19,6 +22,7 @@ from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.auth import Keyring
 from paceline.api.http.errors import RefusedError
 from paceline.api.http.server import listen, serve
+from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
@@ -161,3 +165,32 @@ def test_the_heap_is_frozen_while_serving() -> None:
     asyncio.run(serve(create_app(ScriptedService(), keyring=Keyring({})), listen("127.0.0.1", 0), on_ready=ready))
     assert spared[0] > 0
     assert gc.get_freeze_count() == 0
+
+
+# ---- where it listens ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EADDRINUSE, "Stop what uses it"),
+        (errno.EACCES, "below 1024"),
+        (errno.EADDRNOTAVAIL, "no such address"),
+    ],
+)
+def test_the_advice_on_an_address_that_cannot_be_used_fits_its_fault(
+    monkeypatch: pytest.MonkeyPatch, number: int, advice: str
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket.socket, "bind", refused)
+    with pytest.raises(ConfigError, match=advice):
+        listen("127.0.0.1", 0)
+
+
+def test_of_a_names_addresses_the_first_that_this_machine_has_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0)) for address in ("192.0.2.1", "127.0.0.1", "127.0.0.2")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with closing(listen("localhost", 0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
