@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from paceline.core.printable import is_text
 from paceline.errors import ConfigError
 from paceline.system import is_others, open_mode, sync_folder, user_id
 
@@ -47,9 +48,9 @@ def given_secret(name: str, value: str | None, file: Path | None) -> str | None:
         found = [sys.stdin.readline().strip()]
     else:
         found = secret_lines(file)[:1]
-    if not found or not found[0]:
+    if not found or not found[0] or not is_text(found[0]):
         source = "standard input" if file is None else str(file)
-        raise ConfigError(f"{source} has no {name}: it is expected in the first line.")
+        raise ConfigError(f"{source} has no {name}: it is expected in the first line, as text in UTF-8.")
     return found[0]
 
 
@@ -57,7 +58,7 @@ def secret_lines(file: Path) -> list[str]:
     """Secrets of a file, one a line, without blank lines and comments (#). `-`: standard input, to its end."""
     try:
         if str(file) == STDIN:
-            text = sys.stdin.read(MAX_BYTES)
+            text = sys.stdin.read(MAX_BYTES).encode(errors="surrogateescape").decode()  # as `main` has it read
         else:
             with file.expanduser().open("rb") as stream:
                 status = os.fstat(stream.fileno())
@@ -79,15 +80,17 @@ def make_folder(folder: Path) -> None:
     """Make a folder, with those above it that are missing, each of mode 0700. Raises OSError."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
-    if not folder.is_dir():
+        with contextlib.suppress(FileExistsError):  # made since, or a link to nothing, of which `stat` tells more
+            each.mkdir(mode=0o700)
+    if not stat.S_ISDIR(folder.stat().st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, with those above it, that only this user may enter; let nobody else into one that exists.
+    """Make a folder, with those above it, that only this user may enter.
 
-    Raises OSError, and ConfigError for a folder of another user or in which others may replace files.
+    One that exists is closed to others if nothing in it is open to them, as in an empty one. Raises OSError, and
+    ConfigError for a folder of another user, in which others may replace files, or that has files for them.
     """
     make_folder(folder)
     status = folder.stat()
@@ -102,6 +105,11 @@ def private_folder(folder: Path) -> None:
             "if nobody has."
         )
     if open_mode(status) and status.st_uid == user_id():
+        if any(open_mode(each.lstat()) for each in folder.iterdir()):
+            raise ConfigError(
+                f"Others may enter {folder} (mode {mode:04o}) and use files in it: choose a folder for Paceline alone, "
+                f"or run `chmod 700 {folder}` if this is one."
+            )
         _log.info("%s was open to others (mode %04o); it is closed to them now", folder, mode)
         folder.chmod(0o700)
 

@@ -37,9 +37,14 @@ def test_at_a_terminal_it_is_asked_for_without_an_echo(monkeypatch: pytest.Monke
 
 
 def test_a_secret_that_is_not_there_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     (empty := tmp_path / "empty").touch(mode=0o600)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    monkeypatch.setattr("sys.stdin", io.StringIO("\udcff\n\udcff\n"))  # as `main` has bytes read that are no UTF-8
+    with pytest.raises(ConfigError, match="text in UTF-8"):
+        given_secret("code", "-", None)
+    with pytest.raises(ConfigError, match="not a text file"):
+        secret_lines(Path("-"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
     for value, file, words in (
         ("-", None, "standard input has no code"),
         (None, empty, "has no code"),
@@ -69,6 +74,28 @@ def test_every_folder_that_is_made_is_private(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         make_folder(tmp_path / "file")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(OSError, match=r"Too many levels of symbolic links: '.*loop'"):
+        make_folder(tmp_path / "loop")
+
+
+def test_a_folder_is_closed_to_others_only_if_they_have_nothing_in_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    private_folder(tmp_path)
+    assert mode(tmp_path) == 0o700, "it was empty"
+    tmp_path.chmod(0o755)
+    write_private(tmp_path / "key", b"secret")
+    (tmp_path / "docs").mkdir(mode=0o700)
+    private_folder(tmp_path)
+    assert mode(tmp_path) == 0o700, "it had private files alone"
+    tmp_path.chmod(0o755)
+    (tmp_path / "index.html").touch()
+    (tmp_path / "index.html").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"Others may enter .* \(mode 0755\) .*chmod 700"):
+        private_folder(tmp_path)
+    assert mode(tmp_path) == 0o755
+    tmp_path.chmod(0o700)
+    private_folder(tmp_path)
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
