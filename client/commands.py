@@ -15,7 +15,7 @@ from urllib.parse import quote
 import typer
 
 from paceline.commands.options import Json as AsJson
-from paceline.commands.options import group_of, show, spread, write_json
+from paceline.commands.options import group_of, path, show, spread, write_json
 from paceline.core.printable import printable, printable_lines
 from paceline.errors import ConfigError, PacelineError
 from paceline.secret_files import given_secret
@@ -43,7 +43,7 @@ class At:
         ),
     ] = None
     key_file: Annotated[
-        Path | None, typer.Option("--key-file", help="file whose first line is the key; -: standard input")
+        Path | None, typer.Option("--key-file", parser=path, help="file whose first line is the key; -: standard input")
     ] = None
 
     def conversation(self, usual: str = URL, **options: Any) -> Conversation:
@@ -238,7 +238,7 @@ def chat(
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, max=2, help="0: no chance")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="the same seed gives the same answer")] = None,
     history: Annotated[
-        Path | None, typer.Option("--history", help="file that keeps your questions; default: none does")
+        Path | None, typer.Option("--history", parser=path, help="file that keeps your questions; default: none does")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

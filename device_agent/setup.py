@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.commands.docs import Documents, add
-from paceline.commands.options import StateDir
+from paceline.commands.options import StateDir, path
 from paceline.core.side import Side
 from paceline.errors import ConfigError
 from paceline.secret_files import given_secret, make_folder, write_private
@@ -26,7 +26,9 @@ from paceline.settings_sources import DEFAULT_FILE, resolve
 
 from .activity import ask_owner
 
-Config = Annotated[Path | None, typer.Option("--config", help="the file of settings; default: paceline.toml")]
+Config = Annotated[
+    Path | None, typer.Option("--config", parser=path, help="the file of settings; default: paceline.toml")
+]
 Insecure = Annotated[bool, typer.Option("--insecure", help="allow an unencrypted link, in a network of your own")]
 PROGRAMS: dict[Side, tuple[str, str]] = {"cloud": ("server", "serve"), "device": ("agent", "agent")}
 UNIT = """\

@@ -65,8 +65,14 @@ def _several(value: Any) -> Any:
     return value
 
 
+def _named(value: Any) -> Any:
+    if value == "":  # which is the working directory to `Path`
+        raise ValueError("it is empty: leave it out for the default, or write . for the working directory")
+    return value
+
+
 Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
-Folder = Annotated[Path, AfterValidator(lambda value: value.expanduser().absolute())]
+Folder = Annotated[Path, BeforeValidator(_named), AfterValidator(lambda value: value.expanduser().absolute())]
 Address = Annotated[str, Field(pattern=r"^https?://[^\s?#]{1,500}$")]
 NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]

@@ -14,6 +14,7 @@ pydantic-settings is not used: it neither reports where a value came from nor re
 from __future__ import annotations
 
 import difflib
+import errno
 import functools
 import logging
 import os
@@ -47,7 +48,7 @@ def own_folder(side: Side, key: str, value: object, origin: str) -> object:
 
     Raises ConfigError if files of a side lie in that folder itself, as one has them that was named for it alone before.
     """
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value:
         return value  # the schema rejects it
     folder = Path(value).expanduser()
     for name in FOLDERS[key]:
@@ -121,6 +122,8 @@ def resolve(
         texts = value if isinstance(value, tuple) else (value,)
         if any(isinstance(text, str) and not is_text(text) for text in texts):
             raise ConfigError(f"{path} ({origins[path]}) has bytes that are no UTF-8: write it in that encoding")
+        if any("\0" in str(text) for text in texts):
+            raise ConfigError(f"{path} ({origins[path]}) has a character of the number 0: leave that out")
     if file is None:
         plain = cls.model_validate({})
         of_file = [path for path in sorted(TRUSTING) if origins.get(path, "").startswith("file ")]
@@ -191,17 +194,19 @@ def _from_env(cls: type[ProgramSettings], env: Mapping[str, str]) -> _Source:
 def _from_file(cls: type[ProgramSettings], file: Path | None) -> tuple[_Source, _Source]:
     """Read the file: (keys for all programs, keys of this program's table)."""
     path = file or DEFAULT_FILE
-    if file is None and not path.is_file():
+    if file is None and not os.path.lexists(path):  # nor where the working directory may not be entered
         return {}, {}
     try:
+        if file is None and not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise OSError(errno.EINVAL, "it is no regular file")
         with path.open("rb") as stream:
             status = os.fstat(stream.fileno())
             if file is None:
                 _check_own(path, status)
-            content = tomllib.load(stream)
+            content = tomllib.loads(stream.read().decode("utf-8-sig"))  # Windows' editors begin with a mark
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from None
     _warn_of_readers(path, status, content)
     own: _Source = {}

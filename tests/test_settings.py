@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import itertools
 import os
 import pwd
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -249,6 +251,75 @@ def test_a_file_of_the_working_directory_that_others_may_write_is_refused(tmp_pa
     elsewhere.chmod(0o777)
     with pytest.raises(ConfigError, match=f"may write {elsewhere}"):
         resolve(AgentSettings, {}, {})
+
+
+def _folder(file: Path) -> None:
+    file.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (_folder, "no regular file"),
+        (os.mkfifo, "no regular file"),
+        (lambda file: file.symlink_to("gone"), "No such file"),
+        (lambda file: file.symlink_to(file), "Too many levels"),
+    ],
+    ids=["folder", "pipe", "link to nothing", "link to itself"],
+)
+def test_a_file_of_the_working_directory_that_is_there_and_is_none_is_refused(
+    make: Callable[[Path], None], why: str
+) -> None:
+    make(Path("paceline.toml"))
+    with pytest.raises(ConfigError, match=f"cannot read the configuration file paceline.toml: .*{why}"):
+        resolve(AgentSettings, {}, {})
+
+
+def test_where_the_working_directory_may_not_be_entered_there_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "paceline.toml").write_text("port = 9")
+
+    def refused(file: object, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "lstat", refused)
+        patched.setattr(os, "stat", refused)
+        settings, _ = resolve(AgentSettings, {}, {})
+    assert settings.port == 8001
+
+
+@pytest.mark.parametrize("text", ["port = 9", "port = 9\r\n"])
+def test_a_file_may_begin_with_the_mark_of_windows_editors(tmp_path: Path, text: str) -> None:
+    (file := tmp_path / "settings.toml").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert resolve(AgentSettings, {}, {}, file)[0].port == 9
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (f"model = {'[' * 5000}{']' * 5000}", "is not a TOML file: maximum recursion"),
+        (r'state_dir = "a\u0000b"', r"state_dir \(file .*\) has a character of the number 0"),
+        (r"[server]" "\n" r'api_key_file = "a\u0000b"', r"api_key_file \(file .*\) has a character of the number 0"),
+        ("state_dir = ''", "state_dir = '' .* cannot be used: it is empty"),
+        ("[server]\ndocs_dir = ''", "docs_dir = '' .* cannot be used: it is empty"),
+    ],
+    ids=["nested", "zero in a folder", "zero in a file", "no folder", "no folder of a side"],
+)
+def test_a_file_that_cannot_be_meant_is_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        resolve(ServerSettings, {}, {}, written(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve --state-dir", "agent --docs-dir", "serve --api-key-file", "keys list --state-dir", "docs list --docs-dir"],
+)
+def test_an_empty_path_on_the_command_line_is_refused_before_anything_is_made(tmp_path: Path, command: str) -> None:
+    ended = CliRunner().invoke(build(), [*command.split(), ""])
+    assert ended.exit_code == 2 and "it is empty" in ended.output
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_group_of_this_user_alone_is_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from paceline.commands.options import Json, Where, group_of, opened_database, show, spread
+from paceline.commands.options import Json, Where, group_of, opened_database, path, show, spread
 from paceline.core.printable import is_text, printable, printable_lines
 from paceline.errors import ConfigError
 
@@ -39,7 +39,12 @@ class Documents(Where):
     ] = "device"
     store: Annotated[
         Path | None,
-        typer.Option("--docs-dir", "--store", help="folder of the documents; default: docs in the state directory"),
+        typer.Option(
+            "--docs-dir",
+            "--store",
+            parser=path,
+            help="folder of the documents; default: docs in the state directory",
+        ),
     ] = None
     embedder: Annotated[
         str | None, typer.Option("--embedder", help="minilm, hash, or a name; default: that of the side's settings")
@@ -144,9 +149,9 @@ def add(
 
 def _folders(paths: list[Path]) -> list[Path]:
     """The paths to watch. Raises ConfigError for one that is no folder."""
-    for path in paths:
-        if not path.is_dir():
-            raise ConfigError(f"{path} is not a folder; only folders can be watched")
+    for folder in paths:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; only folders can be watched")
     return paths
 
 

@@ -79,9 +79,21 @@ def devices_group(app: typer.Typer) -> typer.Typer:
 
 # ---- options --------------------------------------------------------------------------------------------------------
 Settings = TypeVar("Settings", bound=ProgramSettings)
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file with settings; default: paceline.toml")]
+
+
+def path(text: str) -> Path:
+    """A path that an option was given. Not an empty one, as of a variable that is not set: `Path` makes that the
+    working directory."""
+    if not text:
+        raise typer.BadParameter("it is empty: leave it out for the default, or give . for the working directory.")
+    return Path(text)
+
+
+Config = Annotated[
+    Path | None, typer.Option("--config", parser=path, help="TOML file with settings; default: paceline.toml")
+]
 Json = Annotated[bool, typer.Option("--json", help="write JSON to standard output")]
-StateDir = Annotated[Path | None, typer.Option("--state-dir", help="default: that of the side's settings")]
+StateDir = Annotated[Path | None, typer.Option("--state-dir", parser=path, help="default: that of the side's settings")]
 
 SHOW_HELP = (
     "print every setting with its value and where that comes from, those of the file's tables [answers], [energy], "
@@ -187,7 +199,8 @@ def options(cls: type[Settings]) -> Callable[[Callable[[Settings, Origins], None
         own = [path for path in paths(cls) if "." not in path]
         parameters = [_parameter(key, cls.model_fields[key]) for key in own]
         parameters += [_elsewhere(key) for key in sorted(_flags_of_tables(cls) - set(own))]
-        parameters.append(_optional("config", Path, typer.Option("--config", help=CONFIG_HELP, show_default=False)))
+        named = typer.Option("--config", parser=path, help=CONFIG_HELP, show_default=False)
+        parameters.append(_optional("config", Path, named))
         shown = typer.Option("--show-settings", help=SHOW_HELP, show_default=False)
         parameters.append(_optional("show_settings", bool, shown))
         _disguise(command, {parameter.name: parameter for parameter in parameters})
@@ -210,14 +223,15 @@ def _elsewhere(key: str) -> inspect.Parameter:
 def _parameter(key: str, info: FieldInfo) -> inspect.Parameter:
     flag = key.replace("_", "-")
     several = get_origin(info.annotation) is tuple
-    default = field_default(key, info)
+    default, bare = field_default(key, info), _bare(info.annotation)
     option = typer.Option(
         f"--{flag}/--no-{flag}" if info.annotation is bool else f"--{flag}",
         help=f"{info.description}{f'; default: {default}' if default else ''} [{variable(key)}]",
         metavar="<str>,..." if several else None,
         show_default=False,
+        parser=path if Path in (bare, *get_args(bare)) else None,
     )
-    return _optional(key, list[str] if several else _bare(info.annotation), option)
+    return _optional(key, list[str] if several else bare, option)
 
 
 def _bare(annotation: Any) -> Any:
