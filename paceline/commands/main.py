@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 a requested check failed, 2 something cannot be used, 130 
 from __future__ import annotations
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -77,6 +78,10 @@ def main() -> None:
     # Python's own handler would be replaced by asyncio's, which waits for what holds its loop up: a model being loaded.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
+    if sys.getfilesystemencoding() == "ascii":  # for whoever turned Python's UTF-8 mode off where the locale has none
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # what is none is refused where it is used
     prefer_huge_pages()
     gc.set_threshold(10_000)  # a fifth of the time in which modules are loaded went into looking for garbage
     code = 0

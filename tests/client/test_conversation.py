@@ -16,6 +16,7 @@ from client.commands import AGENT, register
 from client.conversation import Conversation
 from client.dialogue import Screen
 from paceline.api.http.server import listen, url_of
+from paceline.commands.main import main
 from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta
 from tests.api.real import serving_documents
@@ -53,6 +54,19 @@ def test_a_conversation_remembers_what_was_said(url: str, service: ScriptedServi
     assert result.stdout == "Hello there.\nHello there.\n", "plain in a pipe: no prompt, no banner, no colour"
     contents = [message["content"] for message in service.requests[1].prompt.messages]
     assert contents == ["One?", "Hello there.", "Two?"]
+
+
+def test_a_line_of_a_pipe_that_is_no_utf8_fails_alone(
+    url: str, service: ScriptedService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    piped = io.BytesIO("Wann \xf6ffnet\n".encode("latin-1") + "Wann öffnet es?\n".encode())
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(piped, encoding="ascii", errors="strict"))
+    monkeypatch.setattr("sys.argv", ["paceline", "chat", "--url", url])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (1, "Hello there.\n") and "bytes that are no UTF-8" in said.err
+    assert [request.prompt.messages[-1]["content"] for request in service.requests] == ["Wann öffnet es?"]
 
 
 def test_an_answer_that_fails_is_forgotten_and_the_conversation_goes_on(url: str, service: ScriptedService) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -141,6 +143,14 @@ def test_control_c_ends_quietly_with_code_130(
         root.main()
     assert end.value.code == 130
     assert "".join(capsys.readouterr()) == ""
+
+
+def test_arguments_are_utf8_even_where_the_locale_knows_no_such_letters(tmp_path: Path) -> None:
+    run = [sys.executable, "-m", "paceline", "keys", "create", "Büro", "--state-dir", str(tmp_path / "sé"), "--json"]
+    plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""}
+    done = subprocess.run(run, capture_output=True, check=False, env={**os.environ, **plain}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "Büro" and (tmp_path / "sé" / "keys.sqlite").exists()
 
 
 LOADING = """
