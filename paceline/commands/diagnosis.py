@@ -1,6 +1,6 @@
 """Checks of `paceline doctor`: machine, installation, stores, settings, models and running programs.
 
-One function per subject. Changes nothing, except that it creates and removes a temporary file in state directories.
+One function per subject. Changes nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import asyncio
 import importlib
 import ipaddress
 import json
+import os
 import platform
 import socket
 import stat
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -402,11 +402,17 @@ def packages() -> Found:
 
 
 def torch_build() -> Found:
+    """Import what engines in torch need of it, and look for bfloat16."""
     import torch
+
+    from paceline.engine.tensors import computes_bfloat16
 
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    return "ok", f"{torch.__version__}, {build}, {gpu}, {torch.get_num_threads()} threads"
+    text = f"{torch.__version__}, {build}, {gpu}, {torch.get_num_threads()} threads"
+    if not computes_bfloat16():
+        return "warn", f"{text}; no bfloat16 arithmetic, so weights of half precision are converted by rows to float32"
+    return "ok", f"{text}, bfloat16"
 
 
 def processor() -> Found:
@@ -414,14 +420,7 @@ def processor() -> Found:
     fast = [flag for flag in FAST if flag in processor_flags()]
     count = len(cores())
     limit = f" (a container's limit pays for {usable})" if (usable := usable_cores()) < count else ""
-    text = f"{count} core{'' if count == 1 else 's'}{limit}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
-    if find_spec("torch") is None:
-        return "ok", text
-    from paceline.engine.tensors import computes_bfloat16
-
-    if not computes_bfloat16():
-        return "warn", f"{text}; no bfloat16 arithmetic, so weights of half precision are converted by rows to float32"
-    return "ok", f"{text}, bfloat16"
+    return "ok", f"{count} core{'' if count == 1 else 's'}{limit}, {', '.join(fast) or 'none of ' + ', '.join(FAST)}"
 
 
 def sampling() -> Found:
@@ -495,11 +494,12 @@ def demo_model(directory: Path) -> Found:
 
 def state_directory(directory: Path) -> Found:
     """Check that the directory of credentials and private documents is writable and not readable by others."""
-    if not directory.exists():
-        with tempfile.TemporaryDirectory(dir=_existing(directory)):
-            return "ok", f"{directory} will be made"
-    with tempfile.TemporaryFile(dir=directory):
-        pass
+    place = _existing(directory)
+    if not os.access(place, os.W_OK | os.X_OK):
+        made = "" if place == directory else f"{directory} cannot be made: "
+        raise ConfigError(f"{made}you may not write to {place}: change that, or set another state_dir")
+    if place != directory:
+        return "ok", f"{directory} will be made"
     mode = stat.S_IMODE(directory.stat().st_mode)
     if mode & 0o077:
         return "warn", f"{directory} can be read by others (mode {mode:o}): run `chmod 700 {directory}`"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import sys
@@ -77,6 +78,16 @@ def test_a_state_directory_that_others_can_read_is_a_warning(tmp_path: Path) -> 
     assert diagnosis.state_directory(private) == ("ok", f"{private}, mode 700")
     assert diagnosis.state_directory(public)[0] == "warn"
     assert diagnosis.state_directory(tmp_path / "not" / "yet") == ("ok", f"{tmp_path}/not/yet will be made")
+
+
+def test_a_state_directory_that_cannot_be_made_or_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    with pytest.raises(ConfigError, match=f"{tmp_path}/not/yet cannot be made: you may not write to {tmp_path}:"):
+        diagnosis.state_directory(tmp_path / "not" / "yet")
+    with pytest.raises(ConfigError, match=f"^you may not write to {tmp_path}:"):
+        diagnosis.state_directory(tmp_path)
 
 
 def test_what_raises_has_failed_with_its_sentence_and_a_program_adds_checks_of_its_own_settings(
