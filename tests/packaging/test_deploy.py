@@ -142,7 +142,9 @@ def test_containers_may_do_no_more_than_they_need(name: str) -> None:
     assert len(own) == 2
     for service in own:
         assert service["cap_drop"] == ["ALL"] and service["security_opt"] == ["no-new-privileges:true"]
-        assert service["read_only"] is True and service["pids_limit"] and service["mem_limit"]
+        assert (
+            service["read_only"] is True and service["init"] is True and service["pids_limit"] and service["mem_limit"]
+        )
         assert any(volume.endswith(":/var/lib/paceline") for volume in service["volumes"]), "where it writes"
 
 
