@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -41,22 +42,22 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", STARTER, *arguments]
 
 
-def started(*arguments: str) -> subprocess.Popen[str]:
+def started(*arguments: str, log: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
     """A program with the fake model on a free port."""
     return subprocess.Popen(
         command(*arguments, "--model", "fake", "--port", "0"),
         cwd=ROOT,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=log,
         text=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
     )
 
 
 @contextmanager
-def program(*arguments: str) -> Iterator[str]:
+def program(*arguments: str, log: int = subprocess.DEVNULL) -> Iterator[str]:
     """The URL of a running program, stopped by SIGTERM."""
-    process = started(*arguments)
+    process = started(*arguments, log=log)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -92,6 +93,23 @@ def test_a_folder_of_documents_or_answers_that_others_may_write_is_refused(tmp_p
         answer = request("POST", f"{url}/v1/chat/completions", json=body)
         assert answer.status_code == 200 and "paceline" not in answer.json(), "alone"
         assert [each.stat().st_mode & 0o777 for each in folders.values()] == [0o700] * 2
+
+
+@pytest.mark.usefixtures("forks")
+def test_a_server_whose_log_nobody_reads_answers_and_stops(tmp_path: Path) -> None:
+    unread, full = os.pipe()
+    os.set_blocking(full, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(select.PIPE_BUF))
+    os.set_blocking(full, True)
+    body = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12}
+    try:
+        with program("serve", "--state-dir", str(tmp_path / "state"), log=full) as url:
+            assert request("POST", f"{url}/v1/chat/completions", json=body).status_code == 200
+    finally:
+        os.close(full)
+        os.close(unread)
 
 
 def test_what_cannot_be_used_is_a_sentence(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Every line goes through `OneLine`, whoever wrote it, so that no caller has to think of it. uvicorn logs every request
 beyond its limit, and asyncio every `accept` of a backlog when descriptors run out: of those one line a minute is left.
+Lines are written at once and in order by whoever logs, who does not wait for a reader that reads nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import select
 import time
 from datetime import UTC, datetime
 from types import TracebackType
@@ -21,6 +24,9 @@ PAUSE_S = 60.0
 _MAX_MESSAGES = 256  # remembered at once
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+MAX_WAITING = 1 << 20  # bytes of lines that nobody has read yet; half of it is read before more are kept
+READER_S = 0.1  # wait for a reader that is behind, once
+END_S = 1.0  # wait for it at the end of the program
 _INDENT = "    "  # of a traceback, so that no line of it passes for one of the log
 
 _log = logging.getLogger("paceline.api")
@@ -29,7 +35,8 @@ _log = logging.getLogger("paceline.api")
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Log to stderr; of uvicorn and httpx warnings only, of mcp errors. What other packages say at DEBUG is left out
     at any level: sse-starlette writes down every piece of an answer, and HTTP clients headers."""
-    handler = logging.StreamHandler()
+    # A system without PIPE_BUF (Windows) cannot say beforehand whether a write waits.
+    handler = Unhindered() if hasattr(select, "PIPE_BUF") else logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
     logging.basicConfig(level=max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]), handlers=[handler])
     logging.getLogger("paceline").setLevel(level.upper())
@@ -38,6 +45,58 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     logging.getLogger("uvicorn.error").addFilter(_is_news)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("mcp").setLevel(logging.ERROR)
+
+
+class Unhindered(logging.Handler):
+    """Writes to stderr what it takes without waiting, and the rest before a later line or at the end: a pipe that
+    nobody reads holds up no answer. Lines beyond `MAX_WAITING` are lost and counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting = bytearray()
+        self._lost = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self._line(record)
+        except Exception:  # a call whose arguments do not fit its message
+            self.handleError(record)
+            return
+        self._write(0.0)
+        is_behind = bool(self._waiting)
+        if len(self._waiting) > (MAX_WAITING // 2 if self._lost else MAX_WAITING):
+            self._lost += 1
+            return
+        self._tell_lost()
+        self._waiting += line
+        self._write(0.0 if is_behind else READER_S)
+
+    def flush(self) -> None:
+        """Called at the end of the program."""
+        self._tell_lost()
+        self._write(END_S)
+
+    def _line(self, record: logging.LogRecord) -> bytes:
+        return f"{self.format(record)}\n".encode(errors="backslashreplace")
+
+    def _tell_lost(self) -> None:
+        if self._lost:
+            message = "%d lines of the log were lost, since nobody read them"
+            told = logging.LogRecord(_log.name, logging.WARNING, "", 0, message, (self._lost,), None)
+            self._lost = 0
+            self._waiting += self._line(told)
+
+    def _write(self, wait: float) -> None:
+        """Write what can be written within so many seconds."""
+        end = time.monotonic() + wait
+        try:
+            # A pipe that can be written to takes PIPE_BUF bytes, and a write of more would wait.
+            while self._waiting and select.select((), (2,), (), max(0.0, end - time.monotonic()))[1]:
+                part = self._waiting[: select.PIPE_BUF]
+                del self._waiting[: select.PIPE_BUF]
+                self._waiting[:0] = part[os.write(2, part) :]
+        except OSError:  # who read it is gone, or the disk is full
+            self._waiting.clear()
 
 
 class OneLine(logging.Formatter):

@@ -43,6 +43,33 @@ def test_what_a_stranger_says_forges_no_line_of_the_log_and_no_other_package_say
     assert "the text" not in done.stderr and "of our own" in done.stderr
 
 
+# A program whose log nobody reads, until it has said that it goes on.
+UNREAD = """
+import logging, sys
+from paceline.api.http import logs
+
+logs.configure_logging("info")
+logs.MAX_WAITING = 1 << 16
+log = logging.getLogger("paceline.node")
+for number in range(3000):
+    log.info("%d %s", number, "x" * 100)
+print("it goes on", flush=True)
+sys.stdin.readline()
+logs.END_S = 60.0
+"""
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing_and_says_later_how_much_of_it_is_lost() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", UNREAD], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "it goes on\n"
+        _, said = program.communicate("read\n", timeout=60)
+    *kept, told = [line.split(": ", 1)[1] for line in said.splitlines()]
+    assert [int(line.split()[0]) for line in kept] == list(range(len(kept))), "in order, and each of them whole"
+    assert told == f"{3000 - len(kept)} lines of the log were lost, since nobody read them"
+
+
 def test_a_text_on_one_line_has_nothing_that_moves_a_cursor() -> None:
     assert printable(FORGED).isprintable() and len(printable(FORGED)) == len(FORGED)
     assert printable("naïve 東京 🙂") == "naïve 東京 🙂"
