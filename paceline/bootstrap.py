@@ -71,6 +71,7 @@ from paceline.secret_files import STDIN, private_folder, secret_lines
 from paceline.settings import STORE, AgentSettings, NodeSettings, ServerSettings
 from paceline.sql import Home
 from paceline.strategies.registry import STRATEGIES
+from paceline.system import Threads
 from paceline.wire.messages import Introduction
 
 _log = logging.getLogger("paceline")
@@ -151,6 +152,7 @@ async def run_node(
     Raises ConfigError for a model, documents or a state directory that cannot be used, EngineLost after the engine's
     device has failed for good.
     """
+    asyncio.get_running_loop().set_default_executor(Threads(None, "asyncio"))
     with open_store(settings, database) as store, opened_model(settings, shipped, open_engine) as model:
         seal = open_answers_seal(settings.state_dir, encrypt=settings.encrypt_documents)
         name = served_name(settings, model)

@@ -59,6 +59,22 @@ def is_full(error: OSError) -> bool:
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+AT_LIMITS = (
+    "No thread or process can be started, or no memory had: raise the limit on tasks (pids.max of a container, "
+    "TasksMax of a service, ulimit -u) or on address space (ulimit -v)."
+)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """True if it says that the system gives no thread, process or memory now; it may later (`AT_LIMITS`)."""
+    match error:
+        case RuntimeError():
+            return "can't start new thread" in str(error)
+        case OSError():
+            return error.errno in (errno.EAGAIN, errno.ENOMEM)
+    return isinstance(error, MemoryError)
+
+
 class DocumentError(ConfigError):
     """A file cannot be read as a document. The text says why and what to do; `code`: of OpenAI's `last_error`; `empty`:
     it holds nothing, or blanks alone."""

@@ -16,12 +16,12 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from threading import Thread
 from time import monotonic, process_time
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 try:  # not on Windows
     import fcntl
@@ -287,6 +287,29 @@ def free_cores() -> int:
     becomes free counts after a second of it.
     """
     return _free_cores().count()
+
+
+class Threads(ThreadPoolExecutor):
+    """An executor that has a thread from the start, so that a limit on threads which is too low shows there, and goes
+    on with those it has where the system gives no more."""
+
+    def __init__(
+        self,
+        num_threads: int | None,
+        name: str,
+        initializer: Callable[..., object] | None = None,
+        initargs: tuple[Any, ...] = (),
+    ) -> None:
+        """num_threads: at most; None: as many as asyncio has."""
+        super().__init__(num_threads, name, initializer, initargs)
+        self.submit(bool)
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()
+        except RuntimeError:  # by then the work is in the queue
+            if not self._threads:
+                raise
 
 
 def in_own_thread(call: Callable[[], T]) -> T:

@@ -7,6 +7,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -211,6 +212,22 @@ def test_where_the_processor_s_times_are_hidden_all_cores_are_free(monkeypatch: 
 def test_without_proc_nothing_is_known_of_the_processor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(system, "CPU_INFO", tmp_path / "absent")
     assert not system.processor_flags()
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+def test_work_waits_for_the_threads_there_are_where_the_system_gives_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    go = threading.Event()
+    with system.Threads(2, "work") as threads:
+        monkeypatch.setattr(threading.Thread, "start", refused)
+        threads.submit(go.wait)
+        waiting = threads.submit(threading.get_ident)
+        go.set()
+        assert waiting.result() != threading.get_ident()
+    with pytest.raises(RuntimeError, match="can't start"):  # when the program starts, not when it is asked something
+        system.Threads(2, "work")
 
 
 # ---- documents ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from paceline import __version__
 from paceline.commands import docs, doctor, models, tables
 from paceline.commands.options import ProgramContext
 from paceline.core.printable import printable_lines
-from paceline.errors import PacelineError
+from paceline.errors import AT_LIMITS, PacelineError, is_exhausted
 
 GROUP = "paceline.commands"
 BENCH = EntryPoint("bench", "paceline.bench.command:register", GROUP)  # of this distribution, too
@@ -87,14 +87,19 @@ def main() -> None:
     code = 0
     try:
         build()()
-    except* (PacelineError, OSError) as group:  # a disk that is full or read-only, too, needs no traceback
-        error: Exception = group
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as raised:
+        error = raised
         while isinstance(error, ExceptionGroup):  # of tasks, of which the first to fail ended the others
             error = error.exceptions[0]
-        _print_error(str(error))
+        if is_exhausted(error):
+            _print_error(AT_LIMITS)
+        elif isinstance(error, PacelineError | OSError):  # a disk that is full or read-only, too, needs no traceback
+            _print_error(str(error))
+        else:
+            raise
         code = 2
-    except* KeyboardInterrupt:
-        code = 130
     finally:
         _give_up_full_output()
     sys.exit(code)

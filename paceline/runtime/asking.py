@@ -13,7 +13,6 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from paceline.rag.prompt import query_of
 from paceline.runtime.sessions.driver import Egress
 from paceline.settings import AgentSettings
 from paceline.sql import OwnRows, SqlConnection, SqliteFile
+from paceline.system import Threads
 from paceline.wire.messages import REFUSED, OpenSession, SessionMessage, Targets
 
 log = logging.getLogger("paceline.asking")
@@ -315,7 +315,7 @@ class CloudAsks:
         if activity is not None:
             activity.recover()
             self._counter.begin(activity.admitted_since(time.time() - HOUR_S))
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-activity")  # entries in their order
+        self._writer = Threads(1, "paceline-activity")  # entries in their order
         self._open: dict[bytes, Ask] = {}  # under way, by answer: the newest session of each
         self._left: OrderedDict[bytes, tuple[float, _Part]] = OrderedDict()  # (until, part) by answer
         self._refusals = Refusals(self.later)

@@ -19,7 +19,7 @@ import threading
 import time
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
@@ -49,6 +49,7 @@ from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Gener
 from paceline.sql import Home, OwnRows, SqliteFile, place_in
 from paceline.strategies.base import JOINT_LEVELS
 from paceline.strategies.registry import STRATEGIES
+from paceline.system import Threads
 
 log = logging.getLogger("paceline.policy")
 
@@ -202,7 +203,7 @@ class PolicyGuard:
         self._seen, marks = self.state.marks()
         self._marks = OrderedDict(marks)  # the newest last
         self._day, self._used = self.state.day, defaultdict[Budget, float](float, self.state.used())
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="paceline-policy")
+        self._writer = Threads(1, "paceline-policy")
 
     def close(self) -> None:
         """Write what is left to write."""

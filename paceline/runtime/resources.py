@@ -11,7 +11,6 @@ import hashlib
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
@@ -53,6 +52,7 @@ from paceline.strategies.base import (
     Strategy,
 )
 from paceline.strategies.decoding.branch_decoder import MAX_OPEN_ROWS
+from paceline.system import Threads
 from paceline.wire.messages import Options, RelevanceScale
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class CompilingThreads:
 
     def __init__(self, tokenizer: TextModel) -> None:
         self._grammars = GrammarCompiler(tokenizer)
-        self._threads = ThreadPoolExecutor(THREADS, "compiling")
+        self._threads = Threads(THREADS, "compiling")
         self._turns = Turnstile(THREADS)
 
     async def start(self) -> None:

@@ -18,7 +18,7 @@ from paceline.core.fair import FairQueue
 from paceline.core.side import Zone
 from paceline.rag.embedder import compute_here
 from paceline.settings_tables import TASKS, Task
-from paceline.system import cores
+from paceline.system import Threads, cores
 from paceline.workflow.flows import ANSWER, EMBED, FETCH, SCORE, SEARCH, SEARCH_FAR, WRITE
 from paceline.workflow.graph import ProcessingUnit
 
@@ -164,8 +164,7 @@ class UnitRegistry:
         self.units = tuple(units)
         self._threads = {host.name: _thread(host) for host in self.hosts}
         self._plain = {
-            host.name: ThreadPoolExecutor(THREADS, f"requests {host.name}", initializer=settle, initargs=(host.cores,))
-            for host in self.hosts
+            host.name: Threads(THREADS, f"requests {host.name}", settle, (host.cores,)) for host in self.hosts
         }
         self._turns = Turnstile(THREADS, most=THREADS)
 

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from paceline import __version__
 from paceline.commands import main as root
-from paceline.errors import ConfigError
+from paceline.errors import AT_LIMITS, ConfigError
 
 BUILTIN = ("bench", "docs", "doctor", "models", "policy", "tables")
 Command = Any  # click's, which typer brings
@@ -113,6 +113,7 @@ def test_version_is_printed() -> None:
         (ConfigError("port = 'x' cannot be used"), "port = 'x' cannot be used"),
         (OSError(28, "No space left on device", "keys"), "[Errno 28] No space left on device: 'keys'"),
         (ExceptionGroup("tasks", [ExceptionGroup("tasks", [ConfigError("of a task")])]), "of a task"),
+        (RuntimeError("can't start new thread"), AT_LIMITS),
     ],
 )
 def test_an_error_raised_on_purpose_or_by_the_system_is_one_sentence_and_code_two(

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from paceline.api.http.body import Json, encode_json
-from paceline.errors import LinkError, PacelineError, RequestError, StorageError
+from paceline.errors import LinkError, PacelineError, RequestError, StorageError, is_exhausted
 
 ABSENT: Final[Mapping[str, str]] = {
     "/v1/audio": "Sound is neither read nor written: transcribe it elsewhere (LocalAI has this path) and "
@@ -170,6 +170,9 @@ def failure_of(error: BaseException) -> Failure:
             what = "reach its database" if error.away else "use its files"
             message = f"The server cannot {what}; its log says why."
             return Failure(503, message, "server_error", "storage_unusable", headers=RETRY)
+        case _ if is_exhausted(error):
+            message = "The server has no thread or memory left for this request: ask again later."
+            return Failure(503, message, "server_error", "overloaded", headers=RETRY)
         case PacelineError():
             return Failure(500, str(error), "server_error")
         case _:

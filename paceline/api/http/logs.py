@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from paceline.api.observation import request_id
 from paceline.core.printable import printable
+from paceline.errors import AT_LIMITS, is_exhausted
 
 PAUSE_S = 60.0
 _MAX_MESSAGES = 256  # remembered at once
@@ -38,6 +39,7 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     # A system without PIPE_BUF (Windows) cannot say beforehand whether a write waits.
     handler = Unhindered() if hasattr(select, "PIPE_BUF") else logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
+    handler.addFilter(_is_told_briefly)
     logging.basicConfig(level=max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]), handlers=[handler])
     logging.getLogger("paceline").setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -130,6 +132,15 @@ class OneObject(logging.Formatter):
         if record.exc_info:
             said["traceback"] = self.formatException(record.exc_info)
         return json.dumps(said, default=str)  # all else than ASCII is escaped: nobody forges a line
+
+
+def _is_told_briefly(record: logging.LogRecord) -> bool:
+    """True. Where the machine is at its limits, the sentence that says so stands in place of a traceback, whoever has
+    caught the error: there is one for each request, and all are alike."""
+    error = record.exc_info[1] if record.exc_info else None
+    if error is not None and is_exhausted(error):
+        record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error}. {AT_LIMITS}", (), None
+    return True
 
 
 def _is_news(record: logging.LogRecord) -> bool:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from paceline.runtime.service import AnswerRecord
 from paceline.sealing import PLAIN, Seal
 from paceline.settings_tables import TUNING
 from paceline.sql import Home
+from paceline.system import Threads
 
 TAIL_ROWS = 256  # committed rows of a running response kept in memory; a reader further behind reads the file
 
@@ -153,7 +153,7 @@ class EventWriter:
 
     def __post_init__(self) -> None:
         self.closed = False
-        self._thread = ThreadPoolExecutor(1, "event-writer")
+        self._thread = Threads(1, "event-writer")
         self._waiting: list[Append] = []
         self._lock = threading.Lock()  # of it
         self._sweeping: threading.Timer | None = None

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ from paceline.rag.parsing.kinds import (
 )
 from paceline.rag.parsing.readers.content import FailureCode, UnreadableError, kind_by_content
 from paceline.rag.parsing.readers.text import read_text, title_of
-from paceline.system import signal_group
+from paceline.system import Threads, signal_group
 
 MAX_NAME = 255  # characters; the limit of file systems
 _PLAIN: frozenset[Kind] = frozenset({"text", "markdown", "code", "log"})  # which no library reads
@@ -459,7 +459,7 @@ class ParserPool:
         """budget: of the owners that documents are submitted for."""
         self._limits = limits
         self._budget = budget or ParserBudget()
-        self._threads = ThreadPoolExecutor(num_parsers, thread_name_prefix="paceline-parse")
+        self._threads = Threads(num_parsers, "paceline-parse")
         self._lock = threading.Lock()
         self._idle: list[ParserProcess] = []
         self._busy: set[ParserProcess] = set()

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError, StorageError
+from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError, StorageError, is_exhausted
 from paceline.rag.chunk import Chunk, split_document
 from paceline.rag.database import Database
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
@@ -240,7 +240,11 @@ class Ingester:
             if isinstance(error, StorageError) and error.away:
                 raise  # the file is read again when the database is back
             self._fail(job, "server_error", str(error))
-        except Exception:
+        except Exception as error:
+            if is_exhausted(error):
+                if not isinstance(error, MemoryError):  # which the file may have caused
+                    self._forget_starts(job)
+                raise  # the file is read again later
             _logger.exception("%s could not be read into %s", job.file, job.store)
             self._fail(job, "server_error", "The server made a mistake while reading this file.")
         self._forget_starts(job)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +25,7 @@ from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.engine_loop.requests import SequenceOp, StoredPrefix
 from paceline.runtime.engine_loop.worker import Worker
+from paceline.system import Threads
 
 log = logging.getLogger("paceline.node")
 
@@ -66,7 +66,7 @@ class DocumentPrefiller:
         self._info = info
         self._frequencies = engine.frequencies if isinstance(engine := model.engine, Rotates) else ()
         self.can_join = bool(self._frequencies)  # KV can be reused at other positions than it was computed for
-        self._writer = ThreadPoolExecutor(1, "paceline-kv")
+        self._writer = Threads(1, "paceline-kv")
         self._lock = threading.Lock()
         self._pending: dict[KvKey, int] = {}  # KV being written → its bytes
         self._complete = ""  # generation of the documents whose KV is complete

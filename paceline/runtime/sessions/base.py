@@ -8,7 +8,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial, reduce
@@ -45,6 +45,7 @@ from paceline.strategies.base import (
     Started,
     TimerFired,
 )
+from paceline.system import Threads
 from paceline.wire import messages
 from paceline.wire.messages import REFUSED, Approximate, CloseSession, RetrievedPassages, SessionFrame, SessionMessage
 
@@ -96,7 +97,7 @@ class MaskThreads:
     def __init__(self, worker: Worker) -> None:
         """worker: its steps wait briefly for sessions that masks have held up."""
         self.worker = worker
-        self._threads = ThreadPoolExecutor(THREADS, "masks")
+        self._threads = Threads(THREADS, "masks")
         self._queue = FairQueue(THREADS, most=MOST_OF_ONE)
 
     def submit(self, owner: str, work: Callable[[], object], done: Callable[[], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from pathlib import Path
 
@@ -23,6 +24,22 @@ def test_a_full_disk_is_507_and_no_path_is_told(tmp_path: Path, caplog: pytest.L
     failure = failure_of(raised.value)
     assert (failure.status, failure.code) == (507, "disk_full")
     assert str(tmp_path) not in failure.message and str(file) in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RuntimeError("can't start new thread"), 503),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), 503),  # as a fork fails
+        (MemoryError(), 503),
+        (RuntimeError("generator raised StopIteration"), 500),
+    ],
+)
+def test_what_the_machine_does_not_give_now_is_asked_for_again_and_a_mistake_is_not(
+    error: Exception, status: int
+) -> None:
+    failure = failure_of(error)
+    assert (failure.status, "Retry-After" in failure.headers) == (status, status == 503)
 
 
 def test_a_damaged_file_is_503_and_no_path_is_told(tmp_path: Path) -> None:

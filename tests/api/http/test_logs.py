@@ -24,6 +24,10 @@ try:
     raise ValueError({FORGED!r})
 except ValueError:
     log.exception("a session failed")
+try:
+    raise RuntimeError("can't start new thread")
+except RuntimeError:
+    log.exception("a request failed")
 # Of an answer that is broken off on purpose; the line of its request says why.
 logging.getLogger("uvicorn.error").error("ASGI callable returned without completing response.")
 for name in ("sse_starlette.sse", "python_multipart.multipart", "httpcore.http11", "some.package"):
@@ -37,9 +41,9 @@ def test_what_a_stranger_says_forges_no_line_of_the_log_and_no_other_package_say
     done = subprocess.run([sys.executable, "-c", LOGS], capture_output=True, text=True, timeout=60, check=True)
     lines = done.stderr.split("\n")
     begun = [line for line in lines if line and not line.startswith("    ")]
-    assert [line.split(" ")[2] for line in begun] == ["WARNING", "ERROR", *["WARNING"] * 4, "DEBUG"]
+    assert [line.split(" ")[2] for line in begun] == ["WARNING", "ERROR", "ERROR", *["WARNING"] * 4, "DEBUG"]
     assert all(line.isprintable() for line in lines)
-    assert any("Traceback" in line for line in lines)
+    assert done.stderr.count("Traceback") == 1 and "a request failed: can't start new thread. No thread" in done.stderr
     assert "the text" not in done.stderr and "of our own" in done.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -111,6 +112,27 @@ def test_a_file_whose_parser_is_killed_again_and_again_is_given_up_with_its_reas
     assert "or its parser ended 3 times" in given_up.error_message
     small, _ = attached(library, ANN, b"small")
     assert settled(library, small, ANN) == Counts(completed=1), "the next file is read"
+
+
+@pytest.mark.parametrize("lacking", [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "fork")])
+def test_a_file_waits_where_the_machine_gives_no_thread_or_process(
+    library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lacking: Exception
+) -> None:
+    monkeypatch.setattr("paceline.rag.store.library.RETRY_S", 0.0)
+    submit, refusals = ParserPool.submit, iter([lacking] * (MAX_STARTS + 1))
+
+    def refused(
+        self: ParserPool, name: str, open_document: Callable[[], BinaryIO], around: Around, *, owner: str
+    ) -> Future[Parsed]:
+        for each in refusals:
+            raise each
+        return submit(self, name, open_document, around, owner=owner)
+
+    monkeypatch.setattr(ParserPool, "submit", refused)
+    store, _ = attached(library, ANN, b"small")
+    library.start()
+    assert settled(library, store, ANN) == Counts(completed=1)
+    assert caplog.text.count("trying again") == MAX_STARTS + 1
 
 
 def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try_again(library: Library) -> None:
