@@ -135,6 +135,7 @@ class _Hello(msgspec.Struct):
 class _Ended(msgspec.Struct):
     signal: Annotated[int, msgspec.Meta(ge=0, le=64)]
     cpu_s: Annotated[float, msgspec.Meta(ge=0)]
+    errno: int = 0  # why it could not be started
 
 
 class _Head(msgspec.Struct):
@@ -179,7 +180,8 @@ class ParserProcess:
     def parse(self, name: str, document: BinaryIO) -> Parsed:
         """Parse an open file, whose name tells its kind unless its content tells otherwise.
 
-        Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside.
+        Raises DocumentError when it cannot be a document; ParserLost when the process was killed from outside; OSError
+        where the system gives none.
         """
         check_name(name)
         self.cpu_s = 0.0
@@ -192,6 +194,8 @@ class ParserProcess:
         if end is None or (signal_number := end.signal) in _FROM_OUTSIDE:
             self.close()
             raise ParserLost(f"The process that read {name} was killed; try again, with more free memory.")
+        if end.errno:
+            raise OSError(end.errno, os.strerror(end.errno))
         if signal_number in _TIMES:
             _refuse(name, f"takes too long to be read, more than {limits.cpu_s} s; split it, or convert it to text")
         if signal_number:

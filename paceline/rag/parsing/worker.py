@@ -12,6 +12,7 @@ Its user (`process`) believes none of it without a check.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -48,11 +49,18 @@ def main() -> None:
         name, limits = asked["name"], Limits(**asked["limits"])
         with suppress(UnreadableError):  # the child says which library is missing
             reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
-        child = os.fork()
+        try:
+            child = os.fork()
+            refused = 0
+        except OSError as error:  # the machine gives no process now
+            child, refused = -1, error.errno or errno.EAGAIN
         if child == 0:
             _parse_and_end(control, name, limits, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+        if refused:
+            _send(control, {"signal": 0, "cpu_s": 0.0, "errno": refused})
+            continue
         ended = _ended(child, control)
         if ended is None:
             return

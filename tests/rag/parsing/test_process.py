@@ -157,6 +157,29 @@ def test_a_document_whose_parser_is_killed_or_crashes_is_lost_and_the_next_is_re
         assert not child.is_running()
 
 
+def test_a_document_is_no_worse_for_a_system_that_gives_its_reader_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import errno, os
+from paceline.rag.parsing import worker
+
+def fork():
+    raise BlockingIOError(errno.EAGAIN, "no process")
+
+os.fork = fork
+worker.main()
+"""
+
+    def started(stdin: int, stdout: int) -> subprocess.Popen[bytes]:
+        command, variables = [sys.executable, "-c", script], process_module._environment()
+        return subprocess.Popen(command, stdin=stdin, stdout=stdout, env=variables, start_new_session=True)
+
+    monkeypatch.setattr(process_module, "_worker", started)
+    with ParserProcess() as parser:
+        for _ in range(2):
+            with pytest.raises(BlockingIOError):
+                parser.parse_bytes("a.md", b"# Next")
+
+
 def test_a_file_of_a_folder_is_read_again_when_its_parser_is_killed(endless: Path) -> None:
     with closing(ParserPool(1, Limits(cpu_s=1))) as parsers:
         outcomes: list[object] = []
