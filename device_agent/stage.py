@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 from paceline.secret_files import STDIN, given_secret
 from paceline.settings import StageSettings
 from paceline.settings_sources import Origins, describe_given
-from paceline.system import in_own_thread
+from paceline.system import in_own_thread, usable_cores
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,8 +62,7 @@ async def _run(settings: StageSettings) -> None:
     except ValueError as error:
         raise ConfigError(f"--listen: {error}.") from None
     known = await _credential(settings)
-    if settings.tuning.threads is not None:
-        torch.set_num_threads(settings.tuning.threads)
+    torch.set_num_threads(settings.tuning.threads or min(torch.get_num_threads(), usable_cores()))
 
     def load(first: int, stop: int) -> Stage:
         return in_own_thread(partial(load_stage, directory, first, stop, options))

@@ -71,7 +71,8 @@ def is_exhausted(error: BaseException) -> bool:
         case RuntimeError():
             return "can't start new thread" in str(error)
         case OSError():
-            return error.errno in (errno.EAGAIN, errno.ENOMEM)
+            is_write = hasattr(error, "characters_written")  # to what others have set to refuse rather than wait
+            return error.errno in (errno.EAGAIN, errno.ENOMEM) and not is_write
     return isinstance(error, MemoryError)
 
 

@@ -86,6 +86,12 @@ def make_folder(folder: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
 
 
+def _is_for_others(file: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a temporary one
+        return bool(open_mode(status := file.lstat())) and not stat.S_ISLNK(status.st_mode)
+    return False
+
+
 def private_folder(folder: Path) -> None:
     """Make a folder, with those above it, that only this user may enter.
 
@@ -105,7 +111,7 @@ def private_folder(folder: Path) -> None:
             "if nobody has."
         )
     if open_mode(status) and status.st_uid == user_id():
-        if any(open_mode(each.lstat()) for each in folder.iterdir()):
+        if any(map(_is_for_others, folder.iterdir())):
             raise ConfigError(
                 f"Others may enter {folder} (mode {mode:04o}) and use files in it: choose a folder for Paceline alone, "
                 f"or run `chmod 700 {folder}` if this is one."

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from threading import Thread
+from threading import Semaphore, Thread
 from time import monotonic, process_time
 from typing import Any, Final, TypeVar
 
@@ -211,10 +211,11 @@ def usable_memory() -> tuple[int, int]:
 
 
 def _files(group: Path) -> int:
-    """Bytes of files in memory that have not been used of late."""
+    """Bytes of files in memory."""
     with contextlib.suppress(OSError, ValueError):
-        found = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-        return int(found.get("total_inactive_file") or found["inactive_file"])
+        found: dict[str, str] = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        of_all = "total_" if "total_inactive_file" in found else ""  # with groups within, in version 1
+        return sum(int(found.get(f"{of_all}{kind}_file", "0")) for kind in ("active", "inactive"))
     return 0
 
 
@@ -284,7 +285,7 @@ def free_cores() -> int:
 
     A model's threads wait for one another at every operation, awake: one that has no core holds up all, and they keep
     a core from whoever it waits for. So where others compute, a step by fewer threads is the faster one. A core that
-    becomes free counts after a second of it.
+    becomes free counts after a second of it. Two programs that ask here share the cores, not always evenly.
     """
     return _free_cores().count()
 
@@ -305,6 +306,8 @@ class Threads(ThreadPoolExecutor):
         self.submit(bool)
 
     def _adjust_thread_count(self) -> None:
+        if self._work_queue.qsize() > 1:  # nobody is idle, whatever the count of idle threads says after a shortage
+            self._idle_semaphore = Semaphore(0)
         try:
             super()._adjust_thread_count()
         except RuntimeError:  # by then the work is in the queue

@@ -86,6 +86,7 @@ def test_a_folder_is_closed_to_others_only_if_they_have_nothing_in_it(tmp_path: 
     tmp_path.chmod(0o755)
     write_private(tmp_path / "key", b"secret")
     (tmp_path / "docs").mkdir(mode=0o700)
+    (tmp_path / "models").symlink_to("/")
     private_folder(tmp_path)
     assert mode(tmp_path) == 0o700, "it had private files alone"
     tmp_path.chmod(0o755)

@@ -149,7 +149,11 @@ LIMIT_1, USED_1 = "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"
 @pytest.mark.parametrize(
     ("own", "files", "usable"),
     [
-        ("0::/", {LIMIT: "9000", USED: "4000", "memory.stat": "anon 7\ninactive_file 1500"}, (6500, 9000)),
+        (
+            "0::/",
+            {LIMIT: "9000", USED: "4000", "memory.stat": "anon 7\ninactive_file 9\nactive_file 6"},
+            (5015, 9000),
+        ),
         (
             "0::/a/b",
             {f"a/b/{LIMIT}": "9000", f"a/b/{USED}": "1", f"a/{LIMIT}": "8000", f"a/{USED}": "7000"},
@@ -221,11 +225,16 @@ def test_work_waits_for_the_threads_there_are_where_the_system_gives_no_more(mon
 
     go = threading.Event()
     with system.Threads(2, "work") as threads:
-        monkeypatch.setattr(threading.Thread, "start", refused)
-        threads.submit(go.wait)
-        waiting = threads.submit(threading.get_ident)
-        go.set()
-        assert waiting.result() != threading.get_ident()
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refused)
+            threads.submit(go.wait)
+            waiting = [threads.submit(threading.get_ident) for _ in range(9)]
+            go.set()
+            assert {each.result() for each in waiting} != {threading.get_ident()}
+        both = threading.Barrier(2)  # has two threads when the system gives them again
+        for met in [threads.submit(both.wait, 60.0) for _ in range(2)]:
+            met.result()
+    monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError, match="can't start"):  # when the program starts, not when it is asked something
         system.Threads(2, "work")
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from paceline.core.clock import LONGEST_FIRST_S, SILENCE_S, STALL_S, DeliveryPace, PeerRecord, StepClock
+from paceline.core.clock import AGAIN_S, LONGEST_FIRST_S, SILENCE_S, STALL_S, DeliveryPace, PeerRecord, StepClock
 from paceline.core.sampling.dist import Dist
 from paceline.strategies.base import (
     Branch,
@@ -121,7 +121,10 @@ class PeerWatch:
             self.too_long = self._stall >= LONGEST_FIRST_S
             return False
         self._silent = min(silence, self._gap) > self._pace.allows(SILENCE_S, rtt)  # else nobody waits for the peer
-        limit = self._pace.allows(STALL_S if self._steady else max(self._record.first_s, self._read_s), rtt)
+        first = self._record.first_s
+        if first > AGAIN_S:
+            first = max(first, self._read_s)
+        limit = self._pace.allows(STALL_S if self._steady else first, rtt)
         return self._silent or self._stall > limit
 
     @property

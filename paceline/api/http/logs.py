@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import select
+import sys
 import time
 from datetime import UTC, datetime
 from types import TracebackType
@@ -36,8 +37,10 @@ _log = logging.getLogger("paceline.api")
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:
     """Log to stderr; of uvicorn and httpx warnings only, of mcp errors. What other packages say at DEBUG is left out
     at any level: sse-starlette writes down every piece of an answer, and HTTP clients headers."""
-    # A system without PIPE_BUF (Windows) cannot say beforehand whether a write waits.
-    handler = Unhindered() if hasattr(select, "PIPE_BUF") else logging.StreamHandler()
+    # A system without PIPE_BUF (Windows) cannot say beforehand whether a write waits. Where stderr was closed at the
+    # start, what has its number now is another file.
+    writes_ahead = hasattr(select, "PIPE_BUF") and sys.stderr is not None
+    handler = Unhindered() if writes_ahead else logging.StreamHandler()
     handler.setFormatter(OneLine(_FORMAT) if form == "text" else OneObject())
     handler.addFilter(_is_told_briefly)
     logging.basicConfig(level=max(logging.INFO, logging.getLevelNamesMapping()[level.upper()]), handlers=[handler])
@@ -94,9 +97,9 @@ class Unhindered(logging.Handler):
         try:
             # A pipe that can be written to takes PIPE_BUF bytes, and a write of more would wait.
             while self._waiting and select.select((), (2,), (), max(0.0, end - time.monotonic()))[1]:
-                part = self._waiting[: select.PIPE_BUF]
-                del self._waiting[: select.PIPE_BUF]
-                self._waiting[:0] = part[os.write(2, part) :]
+                del self._waiting[: os.write(2, self._waiting[: select.PIPE_BUF])]
+        except BlockingIOError:  # somebody has set the terminal that they share so
+            return
         except OSError:  # who read it is gone, or the disk is full
             self._waiting.clear()
 

@@ -316,7 +316,7 @@ class PrefillPace:
 
     def record(self, answer_rows: int, prompt_rows: int, seconds: float) -> None:
         """The step took so long. Rows of prompts alone have another price than those beside answers."""
-        if seconds <= 0.0:
+        if seconds <= 0.0 or not (answer_rows or prompt_rows):
             return
         if answer_rows == 0:
             self._alone_row_s.append(seconds / prompt_rows)

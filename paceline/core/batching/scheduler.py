@@ -371,8 +371,9 @@ class Scheduler:
         short_rows = sum(len(each.segment.tokens) for each in scheduled)
         left = max(left, 0) + self._quantum
         if long:
-            share = self._prompt_share(zip(short, scheduled, strict=False), long)
-            most = self._pace.rows(short_rows, share) if short else self._pace.alone()
+            most = self._pace.alone()
+            if short:
+                most = self._pace.rows(short_rows, self._prompt_share(zip(short, scheduled, strict=False), long))
             left = left if most is None else min(left, most)
         cuts = _shares([item.rows for item in long], left)
         running = [(item, rows) for item, rows in zip(long, cuts, strict=True) if rows]

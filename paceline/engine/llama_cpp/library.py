@@ -293,11 +293,12 @@ class LlamaContext:
         wanted.rows, wanted.sequences, wanted.unified = capacity * streams, streams, False
         wanted.batch_rows = wanted.micro_batch_rows = MOST_ROWS
         wanted.flash_attention = 1  # which sums over a row's cache by itself
-        wanted.threads = wanted.batch_threads = self._threads = self._most_threads
+        wanted.threads = wanted.batch_threads = self._most_threads
         made = library.llama_init_from_model(self._model, wanted)
         if not made:
             raise EngineError(f"llama.cpp cannot keep {streams} times {capacity} rows: {_reason()}.")
         states = [self.state(stream) if self.length(stream) else b"" for stream in kept]
+        self._threads = self._most_threads
         before, self._made[:] = [*self._made], [made]
         for context in before:
             library.llama_free(context)

@@ -8,7 +8,7 @@ takes a fraction of that one's time because a row is read once, not once for eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from paceline.core.sampling.dist import GROUP, Dist, row_keys
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.base import SampleRequest
+from paceline.system import Threads
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -58,8 +59,8 @@ def kernel() -> ModuleType | None:
 
 
 @cache
-def _helpers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(thread_name_prefix="sampling")
+def _helpers() -> Threads:
+    return Threads(None, "sampling")
 
 
 def sample_rows(
@@ -114,8 +115,10 @@ def _run(arguments: tuple[int, ...], num_threads: int) -> None:
     """All rows: every thread takes the next one until none is left."""
     module = kernel()
     assert module is not None, "who calls has asked `kernel`"
-    others = [_helpers().submit(module.work_on_rows, *arguments) for _ in range(num_threads - 1)]
+    others: list[Future[None]] = []
     try:
+        for _ in range(num_threads - 1):
+            others.append(_helpers().submit(module.work_on_rows, *arguments))
         module.work_on_rows(*arguments)
     finally:
         for other in others:

@@ -49,9 +49,9 @@ def main() -> None:
         name, limits = asked["name"], Limits(**asked["limits"])
         with suppress(UnreadableError):  # the child says which library is missing
             reader(kind_of(name) or "markdown")  # imported here, so that children do not have to
+        refused = 0
         try:
             child = os.fork()
-            refused = 0
         except OSError as error:  # the machine gives no process now
             child, refused = -1, error.errno or errno.EAGAIN
         if child == 0:

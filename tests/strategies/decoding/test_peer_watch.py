@@ -66,12 +66,15 @@ def test_a_peer_that_says_nothing_yet_on_a_live_link_may_read_a_long_prompt() ->
     assert hand.tokens == [65]
 
 
-def test_a_peer_may_read_its_prompt_for_as_long_again_as_this_side_has_read_its_own() -> None:
-    hand = cloud(max_tokens=LONG)
+@pytest.mark.parametrize(("first_s", "waits"), [(FIRST_S, 3.0 * FIRST_S), (AGAIN_S, AGAIN_S)])
+def test_a_peer_may_read_its_prompt_for_as_long_again_as_this_side_has_read_its_own_unless_it_has_failed_before(
+    first_s: float, waits: float
+) -> None:
+    hand = cloud(max_tokens=LONG, record=PeerRecord(first_s=first_s))
     hand.on(Started(0.0), found(0.0))
     hand.wake_until(3.0 * FIRST_S, lambda: hand.on(has(0)))
     hand.answer()
-    assert 2.9 * FIRST_S <= stall(hand) <= 3.1 * FIRST_S
+    assert waits - 1.0 <= stall(hand) <= waits + 1.0
 
 
 def test_a_mute_peer_that_nobody_waits_for_is_not_passed_over() -> None:
