@@ -289,7 +289,7 @@ def test_a_folder_that_is_not_a_store_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="choose another"):
         DocumentStore.open(tmp_path / "file" / "below", HashEmbedder())
-    (tmp_path / "other").mkdir()
+    (tmp_path / "other").mkdir(mode=0o700)
     (tmp_path / "other" / "documents.sqlite").write_bytes(b"something else entirely" * 100)
     with pytest.raises(ConfigError, match="not a document store"):
         DocumentStore.open(tmp_path / "other", HashEmbedder())
