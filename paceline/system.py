@@ -60,8 +60,8 @@ def may_have_gpu() -> bool:
 
 
 def unusable_proxy() -> str:
-    """What to say where a library refuses the proxy that the environment names; empty where that names none. Not what
-    the library says, which may show its password."""
+    """Advice for a proxy of the environment that a library has refused; empty where that names none. The library's own
+    words may show the proxy's password."""
     named = {name: value for name, value in os.environ.items() if PROXY.fullmatch(name) and value}
     unlike = [name for name, value in named.items() if not value.lower().startswith(("http://", "https://"))]
     names = " or ".join(sorted(unlike or named))

@@ -181,7 +181,7 @@ def test_a_container_s_limit_on_memory_counts_as_the_machine_s(
 def test_cores_on_which_others_compute_are_not_free_until_they_have_been_for_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of four cores, beside a fifth that is not this process's; it computes on one and a half itself."""
+    """This process may use four cores of five, and computes on one and a half itself."""
     now, others = 0.0, 0.0
 
     def times(percpu: bool) -> list[Times]:

@@ -437,7 +437,7 @@ def test_gaps_of_answers_are_at_most_doubled_beside_a_long_prompt(name: str, var
     ],
 )
 def test_a_prompt_has_whole_steps_where_nobody_writes_but_no_long_ones(row_s: float, expected: list[int]) -> None:
-    """Who comes during a step waits for its end, and so does who leaves. The first one shows what a row takes."""
+    """A client that comes or leaves during a step waits for its end. The first step shows what a row takes."""
     scheduler = Scheduler(512, 256)
     rows = []
     for key, length in ((1, 1200), (2, 100)):
