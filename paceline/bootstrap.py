@@ -44,10 +44,10 @@ from paceline.model_opening import (
     workflow_units,
 )
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
-from paceline.rag.embedder import load_embedder
+from paceline.rag.embedder import MiniLMEmbedder, load_embedder
 from paceline.rag.entities import load_entity_model
 from paceline.rag.prompt import RELEVANCE_TEMPERATURE
-from paceline.rag.rerank import Reranker, TokenEncoder, load_reranker
+from paceline.rag.rerank import Reranker, load_reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.web import SearxngSearch
 from paceline.runtime.asking import CloudAsks
@@ -297,7 +297,7 @@ def open_reranker(settings: NodeSettings, store: DocumentStore) -> Reranker | No
     """Load the reranker that the settings name; None where they name none. Raises ConfigError when it is not here."""
     if settings.tuning.reranker is None:
         return None
-    encoder = store.embedder if isinstance(store.embedder, TokenEncoder) else None
+    encoder = store.embedder if isinstance(store.embedder, MiniLMEmbedder) else None
     return load_reranker(settings.tuning.reranker, encoder=encoder)
 
 

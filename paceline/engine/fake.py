@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 
 import numpy as np
@@ -81,20 +81,14 @@ class BigramModel:
                     self._after_one[text[i - 1]][text[i]] += weight * frequency
                     if i > 1 and text[i - 1] != 0x20:  # after a space only the single-byte statistics count
                         self._after_two[text[i - 2], text[i - 1]][text[i]] += weight * frequency
-        self._cache: dict[tuple[int, ...], tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
-
-    def base(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """(support, probabilities) of the next byte after the last tokens, newest last."""
-        entry = self._cache.get(recent)
-        if entry is None:
-            entry = self._cache[recent] = self._computed(recent)
-        return entry
+        self.base = cache(self._computed)
 
     def may_end(self, recent: tuple[int, ...]) -> bool:
         """True between characters: an answer must not end inside one."""
         return self.base(recent)[0] is _START
 
     def _computed(self, recent: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """(support, probabilities) of the next byte after the last tokens, newest last."""
         support, last = _support(recent), recent[-1]
         pair = self._after_two.get((recent[-2], last)) if len(recent) > 1 else None
         single = self._after_one.get(last)

@@ -218,12 +218,6 @@ class Database:
                 )
         return PLAIN
 
-    def renew_seal(self, seal: Seal) -> None:
-        """Record another seal inside the caller's transaction, which has sealed every value with it."""
-        self._connection.execute(
-            "INSERT INTO meta VALUES ('seal', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (seal.name,)
-        )
-
     def vacuum(self) -> None:
         """Write the file anew without free pages, and empty the log. Raises ConfigError."""
         with self._lock, self._place.explained():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from paceline.errors import ConfigError
 from paceline.hub.cache import find, quiet, served_name
 from paceline.rag.embedder import ComputeThreads, MiniLMEmbedder
-from paceline.rag.records import Vectors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -138,19 +137,10 @@ NO_TOKENS = -1.0  # score of a passage without tokens: the least possible
 _AT_ONCE = 16  # passages whose vectors are in memory together, 6 MB at most with MiniLM
 
 
-@runtime_checkable
-class TokenEncoder(Protocol):
-    @property
-    def name(self) -> str: ...
-
-    def token_vectors(self, texts: Sequence[str]) -> list[Vectors]:
-        """For each text, (its tokens, dimensions), of unit norm."""
-
-
 class LateInteraction:
     """Scores are means of cosines, from -1 to 1; all 0 for a query without tokens."""
 
-    def __init__(self, encoder: TokenEncoder) -> None:
+    def __init__(self, encoder: MiniLMEmbedder) -> None:
         self._encoder = encoder
         self.name = f"late-interaction-{encoder.name}"
 
@@ -192,7 +182,7 @@ def best_first(scores: Scores) -> list[int]:
     return [int(i) for i in np.argsort(-scores, kind="stable")]
 
 
-def load_reranker(name: str = DEFAULT, *, encoder: TokenEncoder | None = None) -> Reranker:
+def load_reranker(name: str = DEFAULT, *, encoder: MiniLMEmbedder | None = None) -> Reranker:
     """'late-interaction', or a cross-encoder: a folder, or the name of one that was downloaded before.
 
     encoder: of late interaction; None loads MiniLM a second time, beside the document store's.

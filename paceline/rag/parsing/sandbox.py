@@ -157,7 +157,8 @@ def hide_files() -> bool:
     if known < 1:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    ruleset = _call(libc, _CREATE, *_sized(_handled(known)), 0)
+    handled = _handled(known)
+    ruleset = _call(libc, _CREATE, handled, ctypes.c_size_t(len(handled)), 0)
     if ruleset < 0:
         return False
     try:
@@ -220,10 +221,6 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
         _call(libc, _ADD_RULE, ctypes.c_int(ruleset), _PATH_BENEATH, rule, 0)
     finally:
         os.close(opened)
-
-
-def _sized(data: bytes) -> tuple[ctypes.Array[ctypes.c_char], ctypes.c_size_t]:
-    return ctypes.create_string_buffer(data, len(data)), ctypes.c_size_t(len(data))
 
 
 def _call(libc: ctypes.CDLL, number: int, *arguments: object) -> int:

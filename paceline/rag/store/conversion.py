@@ -35,8 +35,7 @@ def encrypt_store(directory: Path, database: Database) -> None:
             _seal_documents(database)
             _seal_vector_stores(database)
             database.bump()
-            database.renew_seal(seal)
-            database.execute("INSERT OR REPLACE INTO meta VALUES (?, '1')", _UNFINISHED)
+            database.execute("INSERT OR REPLACE INTO meta VALUES ('seal', ?), (?, '1')", seal.name, _UNFINISHED)
     except BaseException:
         database.seal = plain
         raise

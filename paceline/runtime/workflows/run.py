@@ -18,9 +18,10 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.families import NO_THINKING
 from paceline.engine.reader.question import separate_questions
 from paceline.errors import PacelineError, RequestError
+from paceline.rag.embedder import MiniLMEmbedder
 from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage
-from paceline.rag.rerank import LateInteraction, Reranker, TokenEncoder
+from paceline.rag.rerank import LateInteraction, Reranker
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime import service
@@ -488,4 +489,4 @@ class Workflows:
 def own_reranker(store: DocumentStore | None) -> Reranker | None:
     """Late interaction over the store's own embedder; None where that has no vectors of tokens."""
     encoder = None if store is None else store.embedder
-    return LateInteraction(encoder) if isinstance(encoder, TokenEncoder) else None
+    return LateInteraction(encoder) if isinstance(encoder, MiniLMEmbedder) else None

@@ -52,16 +52,12 @@ class _Property(NamedTuple):
 def read_entries(data: bytes, name: str) -> ReadText:
     if b"\0" not in data[:64]:  # else UTF-16
         data = _PICTURE.sub(b"", _FOLD.sub(b"", data))
-    properties = list(_properties(_lines_of(data)))
+    properties = list(_properties(decode(data).split("\n")))
     if not properties or properties[0].name != "BEGIN" or properties[0].value not in ("VCALENDAR", "VCARD"):
         raise UnreadableError("is no calendar and no list of contacts; export it again", "invalid_file")
     titles = {one_line(_plain(each.value)) for each in properties if each.name == "X-WR-CALNAME"}
     title = titles.pop() if len(titles) == 1 else PurePath(name).name[:MAX_TITLE]
     return ReadText(title, "\n".join(filter(None, map(_line, _entries(properties)))))
-
-
-def _lines_of(data: bytes) -> list[str]:
-    return decode(data).replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _properties(lines: list[str]) -> Iterator[_Property]:
@@ -189,7 +185,7 @@ _BLOCK = re.compile(r"(?:NOTE|STYLE|REGION)\b")
 
 
 def read_subtitles(data: bytes, name: str) -> ReadText:
-    cues = list(_cues(_lines_of(data)))
+    cues = list(_cues(decode(data).split("\n")))
     if not cues:
         raise UnreadableError("has no subtitles with times; export it again, or name it .txt", "invalid_file")
     return ReadText(PurePath(name).name[:MAX_TITLE], "\n".join(cues))
