@@ -112,7 +112,7 @@ def create_app(
         return {} if service.library is None else service.library.passages(chunk_ids)
 
     kept = Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
-    app.state.responses, app.state.conversations = kept, kept.conversations
+    app.state.responses, app.state.log = kept, kept.log
     app.state.upload_turns = vector_stores.UploadTurns()
     app.state.closers.append(kept.close)
     return app

@@ -21,6 +21,7 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import MAX_BODY, Json, encode_json, parse
 from paceline.api.http.errors import failure_of
 from paceline.api.http.routing import Addresses, Settings
+from paceline.api.responses.conversations import items_of
 from paceline.api.responses.events import ResponseEvents, Search, Unsaid, close_interrupted
 from paceline.api.responses.log import POLL_S, EventLog, LiveEvents
 from paceline.api.responses.request import (
@@ -43,9 +44,7 @@ _log = logging.getLogger("paceline.api")
 MAX_EARLIER = 4 * MAX_BODY  # bytes of earlier turns
 
 
-async def conversation_of(
-    asked: ResponseRequest, given: Sequence[Json], responses: Responses, owner: str
-) -> list[Json]:
+async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: EventLog, caller: Identity) -> list[Json]:
     """Items of the conversation or of the responses that are continued, oldest first, and then those `given` now.
 
     With `truncation: auto` the oldest are dropped when there are too many. Raises RequestError (400).
@@ -53,9 +52,10 @@ async def conversation_of(
     truncate = asked.truncation == "auto"
     room = MAX_MESSAGES - bool(asked.instructions and truncate)  # instructions are a message too
     if asked.conversation_id is not None:
-        earlier = await responses.conversations.items(asked.conversation_id, owner)
+        earlier = [*(await items_of(asked.conversation_id, log, caller)).values()]
     else:
-        earlier = await _earlier(asked.previous_response_id, responses.log, owner, room - len(given), truncate=truncate)
+        room_left = room - len(given)
+        earlier = await _earlier(asked.previous_response_id, log, caller.key, room_left, truncate=truncate)
     items = [*earlier, *given]
     if len(items) <= room:
         return items
@@ -223,26 +223,26 @@ class AskedResponse:
 
 
 async def asked_before(
-    record: ResponseRecord, responses: Responses, owner: str
+    record: ResponseRecord, log: EventLog, caller: Identity
 ) -> tuple[ResponseRequest, list[Json], list[Json]]:
     """What a response was asked for, the items it was given, and its whole conversation. Raises RequestError."""
     kept = json.loads(record.request)
     again, given = kept["again"], kept["input"]
     asked = parse(ResponseRequest, again["asked"] | ({"input": given} if given else {}))
-    items = await conversation_of(asked, given, responses, owner)
+    items = await conversation_of(asked, given, log, caller)
     return asked, given, [*items[: again["earlier"]], *given]  # others may have been added to the conversation since
 
 
 async def proof_of(
-    record: ResponseRecord, responses: Responses, asking: Callable[[ResponseRequest], AskedResponse]
+    record: ResponseRecord, log: EventLog, asking: Callable[[ResponseRequest], AskedResponse]
 ) -> AnswerProof:
     """A response that has ended, computed again. Raises RequestError where there is no room for that."""
-    records = await responses.log.records(record.id)
+    records = await log.records(record.id)
     if not records or "again" not in json.loads(record.request):
         why = "It was cut before its end, written by a stranger's endpoint, or kept by another version"
         return AnswerProof(0, unproven={f"{why}: how it was written is not known.": 0})
     try:
-        asked, _, items = await asked_before(record, responses, record.owner)
+        asked, _, items = await asked_before(record, log, Identity(key=record.owner))
         begun = asking(asked)
         _, wanted, _ = await begun.request(items)
     except RequestError as error:  # what it was asked from is not there any more
@@ -302,7 +302,7 @@ class Continuing:
         state = self._app.state
         device, key, scopes, name = again["caller"]
         caller = Identity(device, key, None if scopes is None else frozenset(scopes), name)
-        asked, given, items = await asked_before(record, self._responses, caller.key)
+        asked, given, items = await asked_before(record, self._responses.log, caller)
         unsaid = Unsaid(rows)
         ids = deque(unsaid.ids)
         links = replace(state.settings.addresses, public=again["public"])

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import Field
 from starlette.responses import Response
 
@@ -29,11 +28,9 @@ from paceline.errors import RequestError
 PREFIX = "conv_"  # of ids: responses have another
 MAX_ITEMS = 20  # in one request, as at OpenAI
 
-Items = Annotated[list[InputItem], Field(max_length=MAX_ITEMS)]
-
 
 class ConversationRequest(Schema):
-    items: Items = Field(default_factory=list)
+    items: Annotated[list[InputItem], Field(max_length=MAX_ITEMS)] = Field(default_factory=list)
     metadata: Metadata = Field(default_factory=dict)
 
 
@@ -45,81 +42,38 @@ class ItemsRequest(Schema):
     items: Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]
 
 
-class Conversations:
-    """Conversations over the log of responses. Used on the event loop.
-
-    Every method that names one raises RequestError (404) when there is none, or it is another owner's.
-    """
-
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
-
-    async def create(
-        self, conversation: str, owner: str, metadata: Mapping[str, str], items: Sequence[Json]
-    ) -> dict[str, Any]:
-        """The JSON object of a new one, as the next two give it."""
-        now = time.time()
-        made = {"id": conversation, "object": "conversation", "created_at": int(now), "metadata": dict(metadata)}
-        record = ResponseRecord(conversation, owner, now, None, encode_json(made))
-        encoded = [encode_json(item) for item in items]
-        await self._log.change(lambda: self._log.conversations.create(record, encoded))
-        return made
-
-    async def find(self, conversation: str, owner: str) -> dict[str, Any]:
-        record = await self._log.find(conversation) if conversation.startswith(PREFIX) else None
-        if record is None or record.owner != owner:
-            raise RequestError(
-                f"Conversation with id {conversation[:64]!r} not found.", status=404, param="conversation"
-            )
-        found: dict[str, Any] = json.loads(record.request)
-        return found
-
-    async def page(self, owner: str, asked: PageQuery) -> tuple[list[dict[str, Any]], bool]:
-        """A page of an owner's by their last change, and whether there are more. Raises RequestError (400)."""
-        rows, since = self._log.conversations, self._log.oldest()
-        ids = await self._log.query(lambda: rows.ids(PREFIX, owner, since))
-        shown, more = page_of([{"id": each} for each in ids], asked)
-        records = await self._log.query(lambda: rows.find_all([str(each["id"]) for each in shown]))
-        return [json.loads(one.request) | {"paceline": {"updated_at": one.created}} for one in records], more
-
-    async def update(self, conversation: str, owner: str, metadata: Mapping[str, str]) -> dict[str, Any]:
-        after = await self.find(conversation, owner) | {"metadata": dict(metadata)}
-        encoded = encode_json(after)
-        await self._log.change(lambda: self._log.conversations.describe(conversation, encoded, time.time()))
-        return after
-
-    async def delete(self, conversation: str, owner: str) -> None:
-        await self.find(conversation, owner)
-        await self._log.delete(conversation)
-
-    async def items(self, conversation: str, owner: str) -> list[Json]:
-        """Oldest first."""
-        return [item for _, item in await self._numbered(conversation, owner)]
-
-    async def item(self, conversation: str, owner: str, item: str) -> tuple[int, Json]:
-        """An item after its number."""
-        for number, found in await self._numbered(conversation, owner):
-            if found["id"] == item:
-                return number, found
-        raise RequestError(f"Item with id {item[:64]!r} not found in this conversation.", status=404, param="item_id")
-
-    async def add(self, conversation: str, owner: str, items: Sequence[Json]) -> None:
-        await self.find(conversation, owner)
-        encoded = [encode_json(item) for item in items]
-        await self._log.change(lambda: self._log.conversations.append(conversation, encoded, time.time()))
-
-    async def remove(self, conversation: str, owner: str, item: str) -> dict[str, Any]:
-        number, _ = await self.item(conversation, owner, item)
-        await self._log.change(lambda: self._log.conversations.remove(conversation, number, time.time()))
-        return await self.find(conversation, owner)
-
-    async def _numbered(self, conversation: str, owner: str) -> list[tuple[int, Json]]:
-        await self.find(conversation, owner)
-        rows = await self._log.all(conversation)
-        return await asyncio.to_thread(lambda: [(row.sequence, json.loads(row.data)) for row in rows])
+LogDep = Annotated[EventLog, of_app("log")]
 
 
-Kept = Annotated[Conversations, of_app("conversations")]
+async def _found(conversation_id: str, log: LogDep, caller: Caller) -> dict[str, Any]:
+    """Raises RequestError (404) when there is none, or it is another owner's."""
+    record = await log.find(conversation_id) if conversation_id.startswith(PREFIX) else None
+    if record is None or record.owner != caller.key:
+        raise RequestError(
+            f"Conversation with id {conversation_id[:64]!r} not found.", status=404, param="conversation"
+        )
+    found: dict[str, Any] = json.loads(record.request)
+    return found
+
+
+async def items_of(conversation_id: str, log: LogDep, caller: Caller) -> dict[int, Json]:
+    """Items by their numbers, oldest first. Raises RequestError (404) as for the conversation."""
+    await _found(conversation_id, log, caller)
+    rows = await log.all(conversation_id)
+    return await asyncio.to_thread(lambda: {row.sequence: json.loads(row.data) for row in rows})
+
+
+async def _item(conversation_id: str, item_id: str, log: LogDep, caller: Caller) -> tuple[int, Json]:
+    """An item after its number."""
+    for number, found in (await items_of(conversation_id, log, caller)).items():
+        if found["id"] == item_id:
+            return number, found
+    raise RequestError(f"Item with id {item_id[:64]!r} not found in this conversation.", status=404, param="item_id")
+
+
+Found = Annotated[dict[str, Any], Depends(_found)]
+Items = Annotated[dict[int, Json], Depends(items_of)]
+Item = Annotated[tuple[int, Json], Depends(_item)]
 _SHAPE = answered("conversations.Conversation")
 _ITEMS = answered("SyncCursorPage[conversations.ConversationItem]")
 
@@ -127,64 +81,72 @@ router = keyed_router("conversations", "responses", prefix="/v1/conversations", 
 
 
 @router.post("", responses=_SHAPE)
-async def create_conversation(asked: ConversationRequest, kept: Kept, caller: Caller) -> Response:
+async def create_conversation(asked: ConversationRequest, log: LogDep, caller: Caller) -> Response:
     """Begin a conversation."""
-    items = input_items(asked.items, field="items")
-    return answer(await kept.create(new_id("conv"), caller.key, asked.metadata, items))
+    items = [encode_json(item) for item in input_items(asked.items, field="items")]
+    conversation, now = new_id("conv"), time.time()
+    made = {"id": conversation, "object": "conversation", "created_at": int(now), "metadata": asked.metadata}
+    record = ResponseRecord(conversation, caller.key, now, None, encode_json(made))
+    await log.change(lambda: log.conversations.create(record, items))
+    return answer(made)
 
 
 @router.get("", responses=answered("SyncCursorPage[conversations.Conversation]"))
-async def list_conversations(query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller) -> Response:
+async def list_conversations(query: Annotated[PageQuery, Query()], log: LogDep, caller: Caller) -> Response:
     """List this key's conversations by their last change. OpenAI has no such list."""
-    return listing(*await kept.page(caller.key, query))
+    rows, since = log.conversations, log.oldest()
+    ids = await log.query(lambda: rows.ids(PREFIX, caller.key, since))
+    shown, more = page_of([{"id": each} for each in ids], query)
+    records = await log.query(lambda: rows.find_all([str(each["id"]) for each in shown]))
+    return listing([json.loads(one.request) | {"paceline": {"updated_at": one.created}} for one in records], more)
 
 
 @router.get("/{conversation_id}", responses=_SHAPE)
-async def show_conversation(conversation_id: str, kept: Kept, caller: Caller) -> Response:
+async def show_conversation(found: Found) -> Response:
     """Fetch a conversation without its items."""
-    return answer(await kept.find(conversation_id, caller.key))
+    return answer(found)
 
 
 @router.post("/{conversation_id}", responses=_SHAPE)
-async def update_conversation(conversation_id: str, asked: MetadataRequest, kept: Kept, caller: Caller) -> Response:
+async def update_conversation(conversation_id: str, asked: MetadataRequest, log: LogDep, found: Found) -> Response:
     """Replace a conversation's metadata."""
-    return answer(await kept.update(conversation_id, caller.key, asked.metadata))
+    after = found | {"metadata": asked.metadata}
+    await log.change(lambda: log.conversations.describe(conversation_id, encode_json(after), time.time()))
+    return answer(after)
 
 
 @router.delete("/{conversation_id}", responses=answered("conversations.ConversationDeletedResource"))
-async def delete_conversation(conversation_id: str, kept: Kept, caller: Caller, service: ServiceDep) -> Response:
+async def delete_conversation(found: Found, log: LogDep, caller: Caller, service: ServiceDep) -> Response:
     """Delete a conversation and its items, and what answers of its key have taught look-up tables."""
-    await kept.delete(conversation_id, caller.key)
+    await log.delete(found["id"])
     await service.forget_answers(caller.key)
-    return deleted(conversation_id, "conversation.deleted")
+    return deleted(found["id"], "conversation.deleted")
 
 
 @router.get("/{conversation_id}/items", responses=_ITEMS)
-async def list_items(
-    conversation_id: str, query: Annotated[PageQuery, Query()], kept: Kept, caller: Caller
-) -> Response:
+async def list_items(items: Items, query: Annotated[PageQuery, Query()]) -> Response:
     """List what was said in a conversation."""
-    return listing(*page_of(await kept.items(conversation_id, caller.key), query))
+    return listing(*page_of([*items.values()], query))
 
 
 @router.post("/{conversation_id}/items", responses=_ITEMS)
-async def add_items(conversation_id: str, asked: ItemsRequest, kept: Kept, caller: Caller) -> Response:
+async def add_items(asked: ItemsRequest, found: Found, log: LogDep) -> Response:
     """Add items to a conversation."""
     items = input_items(asked.items, field="items")
-    await kept.add(conversation_id, caller.key, items)
+    encoded = [encode_json(item) for item in items]
+    await log.change(lambda: log.conversations.append(found["id"], encoded, time.time()))
     return listing(items, more=False)
 
 
 @router.get("/{conversation_id}/items/{item_id}", responses=answered("conversations.ConversationItem"))
-async def show_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller) -> Response:
+async def show_item(item: Item) -> Response:
     """Fetch an item of a conversation."""
-    _, found = await kept.item(conversation_id, caller.key, item_id)
-    return answer(found)
+    return answer(item[1])
 
 
 @router.delete("/{conversation_id}/items/{item_id}", responses=_SHAPE)
-async def delete_item(conversation_id: str, item_id: str, kept: Kept, caller: Caller, service: ServiceDep) -> Response:
+async def delete_item(item: Item, found: Found, log: LogDep, caller: Caller, service: ServiceDep) -> Response:
     """Delete an item of a conversation, and what answers of its key have taught look-up tables."""
-    left = await kept.remove(conversation_id, caller.key, item_id)
+    await log.change(lambda: log.conversations.remove(found["id"], item[0], time.time()))
     await service.forget_answers(caller.key)
-    return answer(left)
+    return answer(found)

@@ -105,7 +105,7 @@ async def create_response(
         service, settings, caller, asked, response_id, int(now), settings.addresses.of(request), new_id
     )
     given = input_items(asked.input) if "input" in asked.model_fields_set else []
-    items = await conversation_of(asked, given, responses, caller.key)
+    items = await conversation_of(asked, given, responses.log, caller)
     generation, call, response_events = await while_connected(request.receive, begun.prepared(items))
     request.state.model = call.requests[0].model  # for the log, and the metrics
     request.state.auto = call.requests[0].wish.strategy == AUTO  # likewise
@@ -202,7 +202,7 @@ async def verify_response(
         return AskedResponse(service, settings, caller, asked, record.id, int(record.created), links, new_id)
 
     async def verified() -> bytes:
-        return encode_json(verification(record.id, await proof_of(record, responses, asking)))
+        return encode_json(verification(record.id, await proof_of(record, responses.log, asking)))
 
     return HeldOpen(verified)
 

@@ -16,7 +16,6 @@ from paceline.api.http.admission import AdmissionControl
 from paceline.api.http.body import Json, encode_json
 from paceline.api.http.errors import Failure, failure_of
 from paceline.api.observation import AnswerWatch
-from paceline.api.responses.conversations import Conversations
 from paceline.api.responses.events import (
     DivergedError,
     Event,
@@ -72,7 +71,6 @@ class Responses:
 
     def __init__(self, log: EventLog, admission: AdmissionControl) -> None:
         self.log = log
-        self.conversations = Conversations(log)
         self._admission = admission
         self._runs: dict[str, Run] = {}
         self._background = Shares(MAX_BACKGROUND)  # of keys

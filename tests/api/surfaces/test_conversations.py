@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import httpx
 import openai
 import pytest
 
+from paceline.api.http.auth import Identity
 from paceline.api.http.body import PageQuery
-from paceline.api.responses.conversations import Conversations
+from paceline.api.responses.conversations import items_of, list_conversations
 from paceline.api.responses.log import EventLog, Retention
-from paceline.api.responses.store import MAX_CONVERSATION
+from paceline.api.responses.store import MAX_CONVERSATION, ResponseRecord
 from paceline.errors import PacelineError, RequestError
 from paceline.runtime.service import Citation
 from tests.api.generation.test_request import fault
@@ -142,35 +144,35 @@ def test_a_conversation_is_no_response_and_a_response_no_conversation(
     assert fault(http.post("/v1/responses", json=continued))["code"] == "previous_response_not_found"
 
 
-def item(text: str) -> dict[str, object]:
-    return {"id": f"msg_{text[:8]}", "type": "message", "content": text}
+ANN = Identity(key="ann")
+
+
+async def make(log: EventLog, conversation: str, *items: str) -> None:
+    record = ResponseRecord(conversation, ANN.key, time.time(), None, json.dumps({"id": conversation}).encode())
+    await log.change(lambda: log.conversations.create(record, [json.dumps(item).encode() for item in items]))
+
+
+async def add(log: EventLog, conversation: str, item: str) -> None:
+    await log.change(lambda: log.conversations.append(conversation, [json.dumps(item).encode()], time.time()))
 
 
 async def test_a_conversation_outlives_the_process_and_keeps_its_latest_items(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
-    await Conversations(log).create("conv_a", "ann", {}, [])
+    await make(log, "conv_a")
     for number in range(6):
-        await Conversations(log).add("conv_a", "ann", [item(f"{number}" * (MAX_CONVERSATION // 4))])
+        await add(log, "conv_a", f"{number}" * (MAX_CONVERSATION // 4))
     log.close()
     log = EventLog(tmp_path)
-    kept = await Conversations(log).items("conv_a", "ann")
-    assert [str(each["content"])[0] for each in kept] == ["3", "4", "5"]
+    kept = await items_of("conv_a", log, ANN)
+    assert [str(each)[0] for each in kept.values()] == ["3", "4", "5"]
     log.close()
 
 
 async def test_conversations_count_in_the_room_of_responses_and_the_oldest_go(tmp_path: Path) -> None:
     log = EventLog(tmp_path, Retention(max_bytes=25_000))
-    conversations = Conversations(log)
     for number in range(6):
-        await conversations.create(f"conv_{number}", "ann", {}, [item("x" * 10_000)])
-    kept = []
-    for number in range(6):
-        try:
-            await conversations.find(f"conv_{number}", "ann")
-            kept.append(number)
-        except RequestError:
-            continue
-    assert kept == [4, 5]
+        await make(log, f"conv_{number}", "x" * 10_000)
+    assert [number for number in range(6) if await log.find(f"conv_{number}") is not None] == [4, 5]
     log.close()
 
 
@@ -178,17 +180,20 @@ async def test_one_that_did_not_change_for_too_long_is_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = EventLog(tmp_path, Retention(max_age=1000.0))
-    conversations = Conversations(log)
+
+    async def listed() -> list[str]:
+        found = json.loads((await list_conversations(PageQuery(), log, ANN)).body)
+        return [each["id"] for each in found["data"]]
+
     now = time.time()
-    await conversations.create("conv_a", "ann", {}, [])
+    await make(log, "conv_a")
     monkeypatch.setattr(time, "time", lambda: now + 800)
-    await conversations.add("conv_a", "ann", [item("a")])
+    await add(log, "conv_a", "a")
     monkeypatch.setattr(time, "time", lambda: now + 1600)
-    await conversations.find("conv_a", "ann")
-    (listed,), more = await conversations.page("ann", PageQuery())
-    assert (listed["id"], more) == ("conv_a", False)
+    await items_of("conv_a", log, ANN)
+    assert await listed() == ["conv_a"]
     monkeypatch.setattr(time, "time", lambda: now + 2000)
     with pytest.raises(RequestError, match="not found"):
-        await conversations.find("conv_a", "ann")
-    assert await conversations.page("ann", PageQuery()) == ([], False)
+        await items_of("conv_a", log, ANN)
+    assert await listed() == []
     log.close()
