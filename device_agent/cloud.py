@@ -28,8 +28,7 @@ from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, other_format
 from paceline.runtime.identity import PrivateKey, device_handshake, verify
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.dialer import Dialer, back_off
+from paceline.runtime.link.connection import Dialer, Link, back_off
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import UNUSABLE, unreachable
 from paceline.secret_files import private_folder, read_private, write_private

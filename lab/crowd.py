@@ -1,7 +1,7 @@
 """A hundred thousand devices in virtual time, on the links that are served: `python -m lab.crowd --devices 100000`.
 
 Both ends of every link are the machine of `paceline.wire.link` with its handshake and heartbeat (signatures alone are
-left out), and devices dial as `runtime.link.dialer` does. A server is a core that takes `LINK_S` for a link and
+left out), and devices dial as `runtime.link.connection` does. A server is a core that takes `LINK_S` for a link and
 `FRAME_S` for a frame, as `lab.many_links` has measured, one after another; so heartbeats come late where it has too
 many. Once all are linked one server is lost: killed, or hanging (`--hangs`), which heartbeats alone can tell.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from paceline.api.http.hop import chosen
-from paceline.runtime.link.dialer import SPREAD_S, back_off
+from paceline.runtime.link.connection import SPREAD_S, back_off
 from paceline.runtime.link.transport import OPEN_TIMEOUT_S
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.effects import Authenticate, Connected, Disconnected, Effect, TickAt, Transmit

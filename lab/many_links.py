@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from lab.fleet import fleet, processor_s
 from paceline.postgres import Postgres
 from paceline.runtime.identity import PrivateKey, device_handshake
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.dialer import Dialer
+from paceline.runtime.link.connection import Dialer, Link
 from paceline.settings import PREFIX
 from paceline.wire.messages import Introduction
 from server.devices import Registry

@@ -17,8 +17,7 @@ from starlette.websockets import WebSocket
 
 from paceline.errors import StorageError
 from paceline.runtime.identity import cloud_handshake
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.dialer import serve_websocket
+from paceline.runtime.link.connection import Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.settings_tables import TUNING
 from paceline.wire.close_codes import CloseCode

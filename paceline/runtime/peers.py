@@ -7,6 +7,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -18,7 +19,8 @@ from paceline.core.fair import Shares
 from paceline.core.printable import one_line
 from paceline.core.side import EVERYBODY, MAX_NAME, MayAsk, Side
 from paceline.engine.grammar.compiler import DeferredMask
-from paceline.errors import PacelineError, RemoteProtocolError, RequestError
+from paceline.errors import LinkClosed, PacelineError, RemoteProtocolError, RequestError
+from paceline.rag.prompt import MAX_QUERY
 from paceline.rag.records import Passage, Selection
 from paceline.runtime.asking import Ask, CloudAsks
 from paceline.runtime.link.connection import Link, SentToday
@@ -26,8 +28,9 @@ from paceline.runtime.resources import LONG_ANSWER, Background, Resources
 from paceline.runtime.service import GenerateRequest, Load
 from paceline.runtime.sessions.base import PeerSession
 from paceline.runtime.sessions.client import ClientSession
+from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text, with_reused
-from paceline.runtime.sessions.remote import Admit, SearchServer, TextServer, to_wire
+from paceline.runtime.sessions.remote import Admit, TextServer, to_wire
 from paceline.strategies.base import MachineConfig, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, decode_part, sampling_from_wire
@@ -50,6 +53,7 @@ MAX_PEER_SESSIONS = 1024
 MAX_SESSIONS_PER_PEER = 64  # a device has few users; a cloud joins as many of its answers with one device
 MAX_PEER_TOKENS = 1 << 18  # of one peer's sessions together; where memory is shorter, they wait for their turns
 MAX_PASSAGES = 64  # limit of a peer's `top_k_documents`
+MAX_SEARCHES = 32  # at once, of all devices: they share the thread pool
 _LIMITS = DraftLimits()  # upper bounds of the limits a peer sends, because rows cost this side memory and time
 
 
@@ -77,7 +81,7 @@ class Peers:
         self.scales = PeerScales(resources.relevance, follows=resources.side == "device")
         self._tokens = Shares(math.inf, most=MAX_PEER_TOKENS)  # of peers, by session
         self._counted: dict[PeerSession, int] = {}  # tokens of each session that are part of that
-        self._searches = SearchServer()
+        self._searches = Shares(MAX_SEARCHES)  # of devices; an abandoned search runs to its end
         self._texts = TextServer(admit)
 
     def load(self, load: Load) -> Load:
@@ -178,8 +182,7 @@ class Peers:
         """The peer opens a session: its part in an answer, a search (`SEARCH`), or a text of a workflow (`WRITE`)."""
         if opening.strategy == SEARCH and self._resources.side == "cloud":
             link.attach(opening.session, lambda _: None)
-            readable, units = self._resources.readable(f"peer:{peer}", peer=True), self._resources.units
-            self._run(self._searches.answer(link, peer, opening, readable, units, max_passages=MAX_PASSAGES))
+            self._run(self._search(link, peer, opening))
             return
         if opening.strategy == WRITE and self._resources.side == "cloud":
             self._texts.open(link, peer, opening)
@@ -201,6 +204,28 @@ class Peers:
         self._shares.force(peer)
         self._sessions[session] = link
         session.begin()
+
+    async def _search(self, link: Link, peer: str, opening: OpenSession) -> None:
+        """Search for a device, and reply; without documents no passage is found."""
+        egress, session, owner = Egress(), opening.session, f"peer:{peer}"
+        store = self._resources.readable(owner, peer=True)
+        found, reason = RetrievedPassages(session, []), "stop"
+        if store is not None and not self._searches.take(peer):
+            reason = f"{REFUSED}it is busy"
+        elif store is not None:
+            work = partial(store.search, opening.query[:MAX_QUERY], min(opening.top_k_documents, MAX_PASSAGES))
+            try:
+                found = RetrievedPassages(session, to_wire(await self._resources.units.do("search", work, owner)))
+            except Exception:  # the device must receive a reply in any case
+                log.exception("a device's search failed")
+                reason = f"{REFUSED}its documents cannot be searched"
+            finally:
+                self._searches.give_back(peer)
+        close = CloseSession(session, reason)
+        with suppress(LinkClosed):
+            for message in (found, close) if reason == "stop" else (close,):
+                egress.sent(message, link.send(message))
+        log.info("sent to the other side for a search: %s", egress or "nothing, it has gone")
 
     def _accept(self, link: Link, opening: OpenSession) -> tuple[Strategy, Options]:
         """Strategy and options of an opening. Raises PacelineError with the reason for a refusal."""

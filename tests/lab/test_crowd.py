@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.crowd import DELAY_S, World
-from paceline.runtime.link.dialer import SPREAD_S
+from paceline.runtime.link.connection import SPREAD_S
 from paceline.wire.link import HEARTBEAT_S, MAX_MISSED
 
 

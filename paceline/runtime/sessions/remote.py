@@ -10,7 +10,6 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, cast
 
 from paceline.core.fair import Shares
@@ -19,10 +18,8 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.families import NO_THINKING
 from paceline.errors import LinkClosed, LinkError, PacelineError
 from paceline.rag.chunk import MAX_PLACE
-from paceline.rag.prompt import MAX_QUERY, passages_text, query_of
+from paceline.rag.prompt import passages_text, query_of
 from paceline.rag.records import Passage
-from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.service import (
     Account,
@@ -37,7 +34,6 @@ from paceline.runtime.service import (
     TextDelta,
 )
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.units import UnitRegistry
 from paceline.strategies.base import FinishReason, Privacy, Wish
 from paceline.wire.codec import encode_options, sampling_from_wire, sampling_to_wire
 from paceline.wire.messages import (
@@ -59,7 +55,6 @@ log = logging.getLogger("paceline.session")
 TIMEOUT_S: Final = 5.0  # for the cloud's reply
 LISTEN_S: Final = 0.25  # between two looks at the link meanwhile
 MAX_SILENCE_S: Final = 1.5  # of the link: a cloud that searches for long is heard
-MAX_SEARCHES: Final = 32  # at once, of all devices: they share the thread pool
 MAX_NAME, MAX_TEXT = 1024, 16_384  # characters of a passage's document name and text
 MAX_BYTES: Final = 1 << 19  # of all passages in one message
 
@@ -155,44 +150,6 @@ async def _next_of(link: Link, events: asyncio.Queue[SessionFrame], seconds: flo
                     raise TimeoutError
     except TimeoutError:
         raise LinkClosed("nothing was heard of the cloud in time") from None
-
-
-class SearchServer:
-    """Searches that devices request from the cloud."""
-
-    def __init__(self) -> None:
-        self._shares = Shares(MAX_SEARCHES)  # of devices; an abandoned search runs to its end
-
-    async def answer(
-        self,
-        link: Link,
-        peer: str,
-        opening: OpenSession,
-        store: DocumentStore | Readable | None,
-        units: UnitRegistry,
-        *,
-        max_passages: int,
-    ) -> None:
-        """Search and reply; without a store no passage is found."""
-        egress, session = Egress(), opening.session
-        found, reason = RetrievedPassages(session, []), "stop"
-        if store is not None and not self._shares.take(peer):
-            reason = f"{REFUSED}it is busy"
-        elif store is not None:
-            query, count = opening.query[:MAX_QUERY], min(opening.top_k_documents, max_passages)
-            try:
-                passages = await units.do("search", partial(store.search, query, count), f"peer:{peer}")
-                found = RetrievedPassages(session, to_wire(passages))
-            except Exception:  # the device must receive a reply in any case
-                log.exception("a device's search failed")
-                reason = f"{REFUSED}its documents cannot be searched"
-            finally:
-                self._shares.give_back(peer)
-        close = CloseSession(session, reason)
-        with suppress(LinkClosed):
-            for message in (found, close) if reason == "stop" else (close,):
-                egress.sent(message, link.send(message))
-        log.info("sent to the other side for a search: %s", egress or "nothing, it has gone")
 
 
 def _passage(found: RetrievedPassage) -> Passage:

@@ -20,7 +20,7 @@ from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
 from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
-from paceline.runtime.link.dialer import back_off
+from paceline.runtime.link.connection import back_off
 from paceline.runtime.stages.history import History, Imported, SentRows
 from paceline.runtime.stages.members import Member, Members
 from paceline.wire.effects import Bulk

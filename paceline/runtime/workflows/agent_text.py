@@ -328,17 +328,14 @@ class CloudUnits:
         another = link is not self._link  # perhaps of another cloud, or over another network
         if another or now >= self._forgets:
             self._link, self._forgets = link, now + KNOWN_S
-            if another or not self._is_faster(link.rtt or 0.0):
+            here, there = self._seconds(ENGINE), self._seconds(self._kind)
+            # Known to write a text sooner than this side: then texts go there, and each tells what it takes now.
+            is_faster = here is not None and there is not None and (link.rtt or 0.0) + there < here
+            if another or not is_faster:
                 for operation in (READ_PROMPT, WRITE):
                     self._driver.profiles.forget(operation.name, self._kind)
         self._driver.reach(self.names, link.rtt or 0.0, link.bandwidth)
         return True
-
-    def _is_faster(self, way_s: float) -> bool:
-        """Whether it is known to write a text sooner than this side: then texts go there, and each tells what it takes
-        now."""
-        here, there = self._seconds(ENGINE), self._seconds(self._kind)
-        return here is not None and there is not None and way_s + there < here
 
     def _seconds(self, kind: str) -> float | None:
         """Of a text on a unit of a kind; None where it is not known."""

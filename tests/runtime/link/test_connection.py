@@ -12,9 +12,7 @@ import pytest
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
-from paceline.runtime.link import dialer as dialing
-from paceline.runtime.link.connection import KeyKeeper, KeyStore, Link
-from paceline.runtime.link.dialer import Dialer, back_off
+from paceline.runtime.link.connection import Dialer, KeyKeeper, KeyStore, Link, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
 from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
@@ -224,9 +222,9 @@ class Clouds:
 
     async def run(self, *others: str, up: Callable[[Link], None] = lambda _: None) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(dialing, "dial", self.connect)
-            patched.setattr(dialing, "random", SimpleNamespace(random=lambda: 0.5))
-            patched.setattr(dialing, "asyncio", SimpleNamespace(sleep=self.sleep))
+            patched.setattr(connection, "dial", self.connect)
+            patched.setattr(connection, "random", SimpleNamespace(random=lambda: 0.5))
+            patched.setattr(connection, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": self.sleep}))
             async with asyncio.timeout(10):
                 task = asyncio.create_task(Dialer("ws://cloud/link", device_end, others=others, up=up).run())
                 await self.over.wait()

@@ -21,8 +21,7 @@ from websockets.typing import Subprotocol
 
 from paceline.errors import ConfigError, LinkClosed
 from paceline.runtime.identity import PrivateKey
-from paceline.runtime.link.connection import Link
-from paceline.runtime.link.dialer import Dialer, serve_websocket
+from paceline.runtime.link.connection import Dialer, Link, serve_websocket
 from paceline.runtime.link.emulation import Emulation
 from paceline.runtime.link.transport import UVICORN_LINK_OPTIONS, dial
 from paceline.system import PROXY

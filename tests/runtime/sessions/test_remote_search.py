@@ -12,10 +12,11 @@ from paceline.errors import LinkError, RequestError
 from paceline.rag.records import Passage
 from paceline.rag.store.documents import DocumentStore
 from paceline.runtime.link.connection import Link
+from paceline.runtime.peers import MAX_SEARCHES
 from paceline.runtime.service import GenerationResult
 from paceline.runtime.sessions import remote as search_module
 from paceline.runtime.sessions.driver import Egress
-from paceline.runtime.sessions.remote import MAX_BYTES, SearchServer, search_cloud, to_wire
+from paceline.runtime.sessions.remote import MAX_BYTES, search_cloud, to_wire
 from paceline.wire.messages import CloseSession, OpenSession, RetrievedPassages
 from tests.requests import changed
 from tests.runtime.test_node import HARBOUR, LANDLORD, REQUEST, Bench, Passages, collect, nodes
@@ -124,10 +125,10 @@ async def test_neither_side_sends_or_accepts_more_passages_than_requested() -> N
 async def test_searches_beyond_the_limit_are_refused() -> None:
     async with nodes() as (bench, _):
         bench.have(Passages(LANDLORD), Passages(HARBOUR))
-        bench.cloud._peers._searches._shares = Shares(0)
+        bench.cloud._peers._searches = Shares(0)
         _, done = await collect(await bench.device.prepare(PRIVATE))
         assert done.degraded == "cloud_missing"
-        bench.cloud._peers._searches = SearchServer()
+        bench.cloud._peers._searches = Shares(MAX_SEARCHES)
         _, done = await collect(await bench.device.prepare(changed(PRIVATE, documents=1)))
         assert done.degraded is None
 
