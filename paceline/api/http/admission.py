@@ -281,7 +281,7 @@ class AdmissionControl:
     def __init__(self, keyring: Keyring, limits: DoorLimits | None = None) -> None:
         self.keyring = keyring
         self.limits = limits or DoorLimits()
-        self.open_paths: set[str] = set()  # filled by `routes.register`, and so are the next
+        self.open_paths: set[str] = set()  # filled by `app.include`, and so are the next
         self.error_shapes: dict[str, ErrorShape] = {}  # by prefix, where it is not OpenAI's
         self.hops: Hops | None = None  # to the other servers of one database
         self.leaving = False  # not ready any more

@@ -163,7 +163,7 @@ async def _truncated(service: Service, asked: ResponseRequest, request: Generate
 
 
 # ---- responses of servers that are gone: asked for once more as they were asked for, with the same seed, so that the
-# same text comes again; what has been told of it is not told again (`replay.Unsaid`)
+# same text comes again; what has been told of it is not told again (`events.Unsaid`)
 DEVICE_S = 5.0  # for the device of such a response to be linked again
 BUSY_S = 1.0  # until it is tried again, where there is no room for it
 

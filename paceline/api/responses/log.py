@@ -3,7 +3,7 @@
 A live stream, a resumed one and a retrieval read the same rows, so that each event reaches a reader exactly once and in
 order, however often its connection broke. Writing is done by one thread, with the events of many responses in one
 transaction. A response that is not to be stored has the same log in memory, for its only reader. Passages of documents
-are stored as references (`replay.stored_form`) and filled in when rows are read.
+are stored as references (`events.stored_form`) and filled in when rows are read.
 """
 
 from __future__ import annotations
@@ -422,7 +422,7 @@ class EventLog:
     ) -> None:
         """`append` without waiting and without raising: for the events that end a response.
 
-        `stored_last`: the JSON of the last event as it is stored, see `replay.stored_form`; None: as it is.
+        `stored_last`: the JSON of the last event as it is stored, see `events.stored_form`; None: as it is.
         `turn`: committed with them, for a response that is stored.
         """
         assert not live.closed, "nothing follows the last event"

@@ -95,7 +95,7 @@ def title_of(name: str, text: str) -> str:
         return PurePath(name).name[:MAX_TITLE]
     lines = text.lstrip().split("\n", 2)
     first, second = lines[0].strip(), lines[1].strip() if len(lines) > 1 else ""
-    if kind not in ("text", "log"):
+    if kind != "text":
         heading = _heading(first)
         if heading is not None:
             return heading[:MAX_TITLE]
