@@ -67,19 +67,24 @@ QUEUE_LIMIT = 64  # events of all choices together
 class GenerationFanIn:
     """Reader of several generations, which it owns. A context manager, to be entered once."""
 
-    def __init__(self, generations: Sequence[Generation], watches: Sequence[AnswerWatch]) -> None:
-        """watches: of each generation."""
+    def __init__(
+        self, generations: Sequence[Generation], watches: Sequence[AnswerWatch], cuts: set[Callable[[], None]]
+    ) -> None:
+        """watches: of each generation. cuts: `AdmissionControl.cuts`, of which it is one while it is read."""
         self._waiting = dict(enumerate(generations))  # not yet running
         self._running = len(generations)
         self._watches = watches
+        self._cuts = cuts
         self._queue: asyncio.Queue[tuple[int, GenerateEvent | Exception]] = asyncio.Queue(QUEUE_LIMIT)
         self._readers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         self._readers = [asyncio.create_task(self._read(index)) for index in self._waiting]
+        self._cuts.add(self._cut)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._cuts.discard(self._cut)
         for reader in self._readers:
             reader.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
@@ -106,6 +111,17 @@ class GenerationFanIn:
             yield first
         while self._running:
             yield self._passed(*await self._queue.get())
+
+    def _cut(self) -> None:
+        """Fail: the server stops. Events that were not taken are lost."""
+        for reader in self._readers:
+            reader.cancel()
+        for watch in self._watches:
+            watch.ended("failed")
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        message = "The server was stopped before this answer was finished."
+        self._queue.put_nowait((0, RequestError(message, status=503, type="server_error", code="shutting_down")))
 
     def _passed(self, index: int, event: GenerateEvent | Exception) -> tuple[int, GenerateEvent]:
         if isinstance(event, Exception):
@@ -278,7 +294,8 @@ def sent(generations: Sequence[Generation], writer: AnswerWriter, *, stream: boo
 
 def _fan_in(scope: Scope, generations: Sequence[Generation]) -> GenerationFanIn:
     observer: Observer = scope["app"].state.observer
-    return GenerationFanIn(generations, [observer.answer(scope["state"]) for _ in generations])
+    cuts = scope["app"].state.admission.cuts
+    return GenerationFanIn(generations, [observer.answer(scope["state"]) for _ in generations], cuts)
 
 
 class JsonAnswer(HeldOpen):

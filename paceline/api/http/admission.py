@@ -287,6 +287,7 @@ class AdmissionControl:
         self.leaving = False  # not ready any more
         self.draining = False  # from then on new requests are refused
         self.on_drain: Callable[[], Awaitable[None]] | None = None  # before active requests are waited for
+        self.cuts: set[Callable[[], None]] = set()  # each ends an answer that a drain does not wait for any longer
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
         self._places = Shares(MAX_ACTIVE)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses

@@ -327,6 +327,8 @@ class HttpServer(uvicorn.Server):
                 await self._admission.drain()
         except TimeoutError:
             _log.warning("%d requests were still running after %g s and are cut", self._admission.active, DRAIN_S)
+            for cut in tuple(self._admission.cuts):
+                cut()
         finally:
             self.should_exit = True
 

@@ -155,8 +155,7 @@ class Responses:
         those that can go on elsewhere, or at the next start, which are left as they are."""
         self.log.leaving = True  # or this server takes over what it abandons
         for run in list(self._runs.values()):
-            lasts = self.log.fleet is not None or goes_on(run.live.record)
-            if lasts and run.live.stored and not run.live.closed:
+            if self._lasts(run) and not run.live.closed:
                 self.log.abandon(run.live)
             await self._interrupt(run)
         if self.log.fleet is not None:
@@ -171,6 +170,10 @@ class Responses:
                 self.log.abandon(run.live)
                 await self._interrupt(run)
         await self._release()
+
+    def _lasts(self, run: Run) -> bool:
+        """Whether it goes on when this server has ended."""
+        return run.live.stored and (self.log.fleet is not None or goes_on(run.live.record))
 
     async def _release(self) -> None:
         try:
@@ -189,7 +192,8 @@ class Responses:
         live, response_events = run.live, run.response_events
         run.began.set()
         try:
-            async with GenerationFanIn([generation], [watch]) as fan_in:
+            cuts = set() if self._lasts(run) else self._admission.cuts
+            async with GenerationFanIn([generation], [watch], cuts) as fan_in:
                 await self._append(run, response_events.begin())
                 async for _, event in fan_in.all():
                     events = response_events.take(event)

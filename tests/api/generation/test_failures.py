@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 
 import httpx
@@ -12,13 +13,14 @@ from starlette.types import Message
 
 from paceline.api.generation.streaming import EventStream
 from paceline.api.http import body as http_body
+from paceline.api.http import server as http_server
 from paceline.api.http.routing import DEFAULTS
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
 from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, done
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, done, heard, serving
 
 
 def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
@@ -88,6 +90,31 @@ def test_an_answer_that_was_not_finished_is_no_success(
     fault(post(http), 500)
     *_, failure, last = events(post(http, stream=True).text)
     assert "error" in json.loads(failure) and last == "[DONE]"
+
+
+def test_answers_that_outlive_a_drain_end_as_their_protocols_have_it(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "DRAIN_S", 0.0)
+    asked = BODY | {"max_tokens": 9, "input": "Hi", "store": False}
+    paths = ["/v1/chat/completions", "/v1/messages", "/api/chat", "/v1/responses", "/v1/chat/completions"]
+    with ExitStack() as open_:
+        told = []
+        with serving(service) as url:
+            for index, path in enumerate(paths):
+                service.script = Script([TextDelta("a", 1), Signal()])
+                body = json.dumps(asked | {"stream": index < 4})
+                connection = open_.enter_context(closing(connected(url)))
+                head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+                assert service.script.began.wait()
+                told.append((connection, connection.recv(65_536) if index < 4 else b""))
+        chat, messages, ollama, responses, whole = (first + heard(connection) for connection, first in told)
+    assert b"shutting_down" in chat and chat.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert b"event: error" in messages and b"overloaded_error" in messages
+    assert b'{"error":"The server was stopped' in ollama
+    assert b"event: response.failed" in responses
+    assert whole.startswith(b"HTTP/1.1 503 ") and b"shutting_down" in whole
 
 
 def test_a_choice_that_fails_ends_the_others(http: httpx.Client, service: ScriptedService) -> None:
