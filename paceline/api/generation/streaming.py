@@ -15,21 +15,29 @@ from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
+    Awaitable,
     Callable,
     Coroutine,
     Iterator,
     Mapping,
     Sequence,
 )
-from functools import partial
 from typing import Self
 
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette.sse import EventSourceResponse, SendTimeoutError
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.api.generation.request import close_all
-from paceline.api.http.body import BrokenOffError, ClientGoneError, Json, encode_json, send_in_time, while_connected
+from paceline.api.http.body import (
+    READ_S,
+    BrokenOffError,
+    ClientGoneError,
+    Json,
+    encode_json,
+    send_in_time,
+    while_connected,
+)
 from paceline.api.http.errors import ErrorShape, failure_of
 from paceline.api.http.routing import Settings
 from paceline.api.observation import AnswerWatch, Observer
@@ -330,15 +338,20 @@ class EventStream(EventSourceResponse):
             pieces,
             headers=headers,
             ping_message_factory=ping,  # type: ignore[arg-type]  # bytes are sent as they are
+            send_timeout=READ_S,
         )
         del self.headers["connection"]  # says nothing in HTTP/1.1, and belongs to the server
         self.ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        def sending(message: Message) -> Awaitable[None]:  # the limit of sse-starlette spares the first and last piece
+            return send(message) if message.get("more_body") else send_in_time(send, message)
+
         self.ping_interval = _silence(scope)
-        await super().__call__(
-            scope, receive, partial(send_in_time, send)
-        )  # whose own limit spares the first and last piece
+        try:
+            await super().__call__(scope, receive, sending)
+        except SendTimeoutError:
+            raise ClientGoneError from None
         if not self.ended:
             raise ClientGoneError
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from paceline.api.generation import streaming
 from paceline.api.generation.streaming import EventStream
 from paceline.api.http import body as http_body
 from paceline.api.http import server as http_server
@@ -171,6 +172,7 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
 @pytest.mark.parametrize("unread", range(3), ids=["the headers", "a piece", "the end"])
 async def test_a_client_that_reads_no_more_counts_as_gone(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_body, "READ_S", 0.02)
+    monkeypatch.setattr(streaming, "READ_S", 0.02)
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
