@@ -42,6 +42,7 @@ from paceline.api.http.errors import ErrorShape, Failure
 from paceline.api.http.routing import Addresses, Caller, ServiceDep, SettingsDep
 from paceline.api.observation import request_id
 from paceline.api.openapi import answered, keyed_router
+from paceline.core.attached import framed
 from paceline.errors import RequestError
 from paceline.runtime.service import Citation, GenerateEvent, GenerationResult
 
@@ -310,7 +311,7 @@ def _block(block: Block, where: str) -> str:
         case Block(type="text"):
             raise required(f"{where}.text")
         case Block(type="search_result", content=list(content)):
-            return "\n".join([block.title or "", _text(content, f"{where}.content")])
+            return framed(block.title or "", _text(content, f"{where}.content"))
         case Block(type="tool_reference", tool_name=str(name)):
             return f"The tool {name} can be called now."
         case Block(type="compaction"):

@@ -16,5 +16,6 @@ addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 redaction     names and numbers replaced by placeholders, and put back
 lexicon       common words of English and German, which are no names
+attached      documents in messages, told from what their user has written
 printable     strangers' text for logs and terminals
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from paceline.core.attached import taken_apart
 from paceline.core.printable import shortened
 from paceline.core.words import Words
 from paceline.rag.records import Passage
@@ -40,15 +41,18 @@ def relevance(passage: Passage, temperature: float = RELEVANCE_TEMPERATURE) -> f
 
 
 def query_of(messages: Messages) -> str:
-    """The search query: the last user message, preceded by the one before if it depends on that.
+    """The search query: the last user message without the documents in it, preceded by the one before if it depends on
+    that.
 
     A rule for English, not a model: a dependent message without the known pronouns and conjunctions is searched alone.
     "" without user messages. A long message is cut to its beginning and end, where the question usually is.
     """
     user_texts = [
-        " ".join(content.split())
+        " ".join(own.split())
         for message in messages
-        if message.get("role") == "user" and isinstance(content := message.get("content"), str) and content.strip()
+        if message.get("role") == "user"
+        and isinstance(content := message.get("content"), str)
+        and (own := taken_apart(content)[0])
     ]
     if not user_texts:
         return ""

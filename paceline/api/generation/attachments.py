@@ -22,6 +22,7 @@ from paceline.api.generation.schema import required, unreadable
 from paceline.api.http.body import MAX_BODY, Json, decode_object, read_body, while_connected
 from paceline.api.http.body import body_too_large as too_large
 from paceline.api.http.routing import Route
+from paceline.core.attached import framed
 from paceline.errors import DocumentError, ParserLost, RequestError
 from paceline.rag.parsing.process import Parsed, ParserPool, memory_file
 from paceline.rag.store.files import harmless, missing
@@ -58,7 +59,7 @@ class Attachments:
             if not isinstance(fields, dict):
                 raise required(where)
             name, text = await self._text(fields, "file_data", str(fields.get("filename") or ""), where, owner)
-            return f"{name}\n\n{text}\n\n"
+            return framed(name, text)
         source = part.get("source")
         if not isinstance(source, dict):
             raise required(f"{where}.source")
@@ -69,7 +70,7 @@ class Attachments:
                 text = "\n".join(_texts(source.get("content"), f"{where}.source.content"))
             case _:
                 _, text = await self._text(source, "data", str(part.get("title") or ""), f"{where}.source", owner)
-        return "\n\n".join([*(str(part[name]) for name in ("title", "context") if part.get(name)), text])
+        return framed(str(part.get("title") or ""), "\n\n".join(filter(None, [str(part.get("context") or ""), text])))
 
     async def _text(self, fields: Json, data: str, name: str, where: str, owner: str) -> tuple[str, str]:
         """(name, text) of a file that is given by `file_id`, or by a field of base64."""
@@ -193,7 +194,9 @@ async def _replace(parts: list[tuple[list[object], int, str]], request: Request)
                 code="context_length_exceeded",
                 param=where,
             )
-        siblings[index] = {"type": "text", "text": text if part["type"] == "document" or not index else f"\n\n{text}"}
+        if part["type"] != "document":  # whose surface puts lines between its blocks
+            text = "\n\n".join(["", text, ""] if index else [text, ""])
+        siblings[index] = {"type": "text", "text": text}
 
 
 def _parts(messages: object, field: str) -> Iterator[tuple[list[object], int, str]]:

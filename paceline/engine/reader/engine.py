@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from paceline.core.attached import taken_apart
 from paceline.core.batching.block_manager import KvPrefix
 from paceline.core.batching.segment import PlacedSegment, SeqId
 from paceline.core.sampling.dist import Dist
@@ -102,10 +103,12 @@ class PromptReader:
                 results = "\n".join(returned)
             elif role == self._user:
                 earlier, message, results = message, text, ""
+        message, attached = taken_apart(message)
         before, question = asked(message)
-        given = "\n".join(text for text in (instructions, before, results) if text)
+        given = "\n".join(text for text in (instructions, before, *attached, results) if text)
         question = question if given and not document else message
-        return ReaderInput(document or given, question, message, earlier, tools, bool(results))
+        whole = "\n".join([*attached, message])
+        return ReaderInput(document or given, question, whole, earlier, tools, bool(results))
 
     def _messages(self, prompt: Sequence[int]) -> list[tuple[int, list[int]]]:
         roles = (self._system, self._user, self.assistant)
