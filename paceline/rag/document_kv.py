@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from safetensors import TensorSpec, serialize, serialize_file
+from safetensors import SafetensorError, TensorSpec, serialize, serialize_file
 
 from paceline.core.batching.block_manager import CARRIERS, KvArray, KvPrefix
 from paceline.errors import ConfigError
@@ -155,7 +155,7 @@ class DocumentKvStore:
             finally:
                 part.unlink(missing_ok=True)
             self._evict(keep=path.name)
-        except (OSError, ConfigError) as error:
+        except (OSError, SafetensorError, ConfigError) as error:  # the second also where the disk is full
             _logger.warning("KV of a document cannot be kept: %s", error)
             return False
         return True

@@ -165,7 +165,7 @@ def failure_of(error: BaseException) -> Failure:
         case StorageError():
             _log.error("%s", error)  # with the path, which is nobody else's business
             if error.full:
-                message = "The server's disk is full: what was to be kept is not."
+                message = "The server's disk is full: nothing was kept or removed."
                 return Failure(507, message, "server_error", "disk_full")
             what = "reach its database" if error.away else "use its files"
             message = f"The server cannot {what}; its log says why."

@@ -107,7 +107,7 @@ class DocumentPrefiller:
     async def prefill_missing(self, busy: Callable[[], bool]) -> int:
         """Prefill passages without stored KV, one at a time, until `busy`; returns their number.
 
-        Also ends when the folder is full: KV is then stored at use only, never ahead.
+        Also ends when the folder or the disk is full: KV is then stored at use only, never ahead.
         """
         generation = await asyncio.to_thread(self._documents.generation)
         if generation == self._complete:
@@ -151,7 +151,7 @@ class DocumentPrefiller:
         return list(missing.values())
 
     async def _compute(self, passage: Passage) -> bool:
-        """Prefill and store one passage. False when the folder has no room for it."""
+        """Prefill and store one passage. False when the folder or the disk has no room for it."""
         key = await asyncio.to_thread(self._any_key, passage)
         if key is None:
             return True
@@ -200,11 +200,8 @@ class DocumentPrefiller:
         return kv_key(self._files, self._info, passage, tokens) if 0 < len(tokens) < self._info.max_positions else None
 
     def _write_ahead(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> bool:
-        """Write, unless other KV would have to be removed for it; then False."""
-        if not self._files.has_room(rows):
-            return False
-        self._write(key, chunk_id, rows)
-        return True
+        """Write, unless other KV would have to be removed for it. False where it is not kept."""
+        return self._files.has_room(rows) and self._write(key, chunk_id, rows)
 
     def _keep(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
         """Called on the engine's thread: queue for the writer without waiting."""
@@ -223,10 +220,14 @@ class DocumentPrefiller:
             with self._lock:
                 del self._pending[key]
 
-    def _write(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> None:
-        # The KV of a document that is removed during the write must not remain.
-        if self._holds(chunk_id, key) and self._files.put(key, rows) and not self._holds(chunk_id, key):
-            self._files.forget([key.text])
+    def _write(self, key: KvKey, chunk_id: int, rows: KvPrefix) -> bool:
+        """Write what is still wanted. False where it cannot be kept."""
+        if self._holds(chunk_id, key):
+            if not self._files.put(key, rows):
+                return False
+            if not self._holds(chunk_id, key):  # of a document that was removed during the write nothing may remain
+                self._files.forget([key.text])
+        return True
 
     def _holds(self, chunk_id: int, key: KvKey) -> bool:
         """Whether there is the chunk, and its text is what was read: not what a model has made of it, which removing

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from transformers import LlamaConfig
 
 from paceline.bootstrap import open_kv, open_store
@@ -19,6 +20,7 @@ from paceline.engine.base import Engine, LoadedModel
 from paceline.engine.fake import VOCAB, ByteTokenizer, FakeEngine
 from paceline.engine.loader import EngineOptions, load_engine, quiet
 from paceline.postgres import Postgres
+from paceline.rag import document_kv
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
@@ -245,6 +247,21 @@ def store(tmp_path: Path) -> DocumentStore:
     for i in range(3):
         opened.add_text(f"{i}.md", f"Text number {i}.", zone="device")
     return opened
+
+
+async def test_a_full_disk_ends_the_prefill_in_a_line(
+    tmp_path: Path, store: DocumentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(document_kv, "serialize_file", full)
+    async with Alone(tmp_path, store) as alone:
+        for _ in range(2):  # the second time not even one passage is computed
+            assert await alone.kv.prefill_missing(lambda: False) == 0
+    assert [each.message for each in caplog.records if "os error 28" in each.message] == [
+        "KV of a document cannot be kept: No space left on device (os error 28)"
+    ]
 
 
 async def test_added_documents_are_prefilled_once(tmp_path: Path, store: DocumentStore) -> None:
