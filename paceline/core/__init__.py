@@ -15,7 +15,6 @@ fair          turns and shares of owners, one rule at every door
 addresses     addresses of senders, and strangers by them
 words         the words of a text, for comparison
 redaction     names and numbers replaced by placeholders, and put back
-lexicon       common words of English and German, which are no names
 attached      documents in messages, told from what their user has written
 printable     strangers' text for logs and terminals
 """

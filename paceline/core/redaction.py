@@ -14,10 +14,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from importlib import resources
 from itertools import chain
 from typing import Final, NamedTuple
-
-from paceline.core import lexicon
 
 KINDS: Final = (
     *("ACCOUNT", "ADDRESS", "AMOUNT", "DATE", "EMAIL", "LINK", "NAME", "NUMBER", "ORGANISATION", "PERSON", "PHONE"),
@@ -89,7 +88,7 @@ class Redactor:
             self._know(words, entity.kind, value)
             if entity.kind in ("NAME", "PERSON", "ORGANISATION") and len(words) > 1:
                 for word in _ALNUM.findall(value):
-                    if len(word) > 2 and not word.isdigit() and not _is_common(word.casefold()):
+                    if len(word) > 2 and not word.isdigit() and not _is_common_anywhere(word.casefold()):
                         self._know((word.casefold(),), entity.kind, word)
 
     def redact(self, text: str) -> str:
@@ -127,7 +126,7 @@ class Redactor:
                 gaps = (tokens[i + 1].start() - tokens[i].end() for i in range(at, at + size - 1))
                 if not kind or max(gaps, default=0) > _FAR:  # another sentence, or a row of a table
                     continue
-                common = size == 1 and token[0].islower() and not plain and _is_common(words[at])
+                common = size == 1 and token[0].islower() and not plain and _is_common_anywhere(words[at])
                 if common and value != token[0]:  # the word that a name is made of
                     continue
                 before = next((i for i, char in enumerate(value) if char.isalnum()), 0)
@@ -150,10 +149,6 @@ class Redactor:
         kind, number, suffix = found[1] or found[4], found[2] or found[5], found[3] or ""
         value = self._values.get(f"{kind.upper()}_{int(number)}")
         return found[0] if value is None else value + suffix
-
-
-def _is_common(word: str) -> bool:
-    return lexicon.is_common(word, german=False) or lexicon.is_common(word, german=True)
 
 
 class Restorer:
@@ -286,6 +281,70 @@ def find_numbers(text: str) -> Iterator[Entity]:
             yield Entity(match.start(), match.end(), "NUMBER")
 
 
+# ---- common words ---------------------------------------------------------------------------------------------------
+def _sections() -> Iterator[tuple[str, frozenset[str]]]:
+    """The words of English and German in `lexicon.txt`, by section; of other languages nothing is known."""
+    text = (resources.files(__package__) / "lexicon.txt").read_text("utf-8")
+    for section in text.split("\n[")[1:]:
+        name, _, words = section.partition("]")
+        yield name, frozenset(words.partition("\n")[2].split())
+
+
+_LEXICON: Final = dict(_sections())
+_DETERMINERS, _CAPITALISED, _TITLES = _LEXICON["determiners"], _LEXICON["capitalised"], _LEXICON["titles"]
+_NAMERS, _LEGAL, _GIVEN, _SAYS = _LEXICON["namers"], _LEXICON["legal"], _LEXICON["given"], _LEXICON["says"]
+_LINKS, _PLACES, _HEADS, _FIRMS = _LEXICON["links"], _LEXICON["places"], _LEXICON["heads"], _LEXICON["firms"]
+_ENGLISH, _GERMAN, _OF_NAMES = _LEXICON["english"], _LEXICON["german"] | _DETERMINERS, _LEXICON["endings"]
+_GERMAN_NOUN: Final = re.compile(
+    r".{3,}(?:ung|ungen|heit|heiten|keit|keiten|schaft|schaften|tion|tionen|tät|täten|ismus|nis|nisse|tum|ment|mente"
+    r"|chen|lein|ling|linge|enz|anz|ität|eur|tik|tiken|hnik|hniken|ieren|logie|phie|itis|erie|igung)s?"
+)
+_ENGLISH_WORD: Final = re.compile(
+    r".{3,}(?:tion|ment|ness|ity|ism|logy|graphy|ence|ance|able|ible|ful|less|ous|ive|ical|ing|ings|tions|ments|ly"
+    r"|ship|hood|ware|ology)s?"
+)
+_ENDINGS: Final = ("'s", "’s", "innen", "ern", "est", "ing", "en", "er", "es", "em", "ed", "ly", *"nesdr")
+_PLURALS: Final = ("en", "n", "e", "s", "es")
+_LONGEST_WORD: Final = 60  # letters
+_HEAD: Final = 4  # letters of a noun at the end of a compound
+
+
+def _is_common(word: str, known: frozenset[str]) -> bool:
+    """The word, in lower case, is a common one of the language of these, with or without an ending."""
+    if word in known or word in _CAPITALISED:
+        return True
+    stems = (word[: -len(ending)] for ending in _ENDINGS if word.endswith(ending))
+    return any(len(stem) > 2 and not known.isdisjoint(_listings(stem)) for stem in stems)
+
+
+def _is_common_anywhere(word: str) -> bool:
+    return _is_common(word, _ENGLISH) or _is_common(word, _GERMAN)
+
+
+def _is_common_shape(word: str, *, german: bool) -> bool:
+    """Its end tells that the word, in lower case, is a noun or an adverb of its language, though it is not listed."""
+    if len(word) > _LONGEST_WORD:
+        return False
+    if not german:
+        return _ENGLISH_WORD.fullmatch(word) is not None
+    if _GERMAN_NOUN.fullmatch(word):
+        return True
+    first, part = 0, word.rpartition("-")[2]  # of a compound, the last noun tells what it is
+    if part == word:
+        first = 3
+    tails = (part[at:] for at in range(first, len(part) - _HEAD + 1))
+    return any(
+        tail not in _OF_NAMES and (tail in _GERMAN or any(tail.removesuffix(each) in _GERMAN for each in _PLURALS))
+        for tail in tails
+    )
+
+
+def _listings(stem: str) -> tuple[str, ...]:
+    """How a stem may be listed: "mak" for make, "plann" for plan, "häus" for Haus."""
+    plain = stem.replace("ä", "a").replace("ö", "o").replace("ü", "u")
+    return stem, f"{stem}e", stem[:-1] if stem[-1] == stem[-2] else stem, plain, f"{plain}e", f"{stem[:-1]}y"
+
+
 # ---- names ----------------------------------------------------------------------------------------------------------
 _WORD: Final = re.compile(r"[^\W\d_]++(?:['’-][^\W\d_]++)*+")
 _ENDS: Final = re.compile(r"[.!?:;\n\r•*#>|\"“”„»«(\[]")  # a capital letter behind one means nothing
@@ -310,7 +369,9 @@ class _Words:
         self._words = [text[start:end] for start, end in self._spans]
         self._folded = [word.casefold() for word in self._words]
         counts = Counter(self._folded)
-        self._german = sum(counts[word] for word in lexicon.GERMAN) > sum(counts[word] for word in lexicon.ENGLISH)
+        german, english = (sum(counts[word] for word in _LEXICON[f"signs of {each}"]) for each in ("german", "english"))
+        self._german = german > english
+        self._known = _GERMAN if self._german else _ENGLISH
         letters = sum(map(str.isalpha, text))
         upper = sum(map(str.isupper, text))
         self._shouts = upper > 0.7 * letters
@@ -328,7 +389,7 @@ class _Words:
             end = at + 1
             while end < count and self._goes_on(end):
                 end += 1
-            first = at - 1 if self._before(at) in lexicon.HEADS and self._words[at - 1][0].isupper() else at
+            first = at - 1 if self._before(at) in _HEADS and self._words[at - 1][0].isupper() else at
             yield Entity(self._spans[first][0], self._spans[end - 1][1], self._kind(at, end))
             at = end
 
@@ -343,7 +404,7 @@ class _Words:
 
     def _is_short(self, at: int) -> bool:
         """An initial, or a title, whose point ends no sentence."""
-        return len(self._words[at]) == 1 or self._folded[at] in lexicon.TITLES
+        return len(self._words[at]) == 1 or self._folded[at] in _TITLES
 
     def _begins(self, at: int) -> bool:
         return not self._before(at) and _ENDS.search(self._gap(at)) is not None
@@ -351,21 +412,21 @@ class _Words:
     def _is_name(self, at: int) -> bool:
         word, folded = self._words[at], self._folded[at]
         before = self._before(at)
-        if len(word) > _MAX_WORD or (len(word) < 2 and before not in lexicon.TITLES):
+        if len(word) > _MAX_WORD or (len(word) < 2 and before not in _TITLES):
             return False
-        if folded in lexicon.CAPITALISED or folded in lexicon.TITLES or folded in lexicon.LEGAL:
+        if folded in _CAPITALISED or folded in _TITLES or folded in _LEGAL:
             return False
         capital = word[0].isupper()
-        if before in lexicon.TITLES and (capital or self._plain):
+        if before in _TITLES and (capital or self._plain):
             return True
-        if folded in lexicon.GIVEN and (capital or not _is_common(folded)):
+        if folded in _GIVEN and (capital or not _is_common_anywhere(folded)):
             return True
         common = self._is_common(folded)
-        if self._cued(at) and not (lexicon.is_common(folded, german=self._german) or (not capital and common)):
+        if self._cued(at) and not (_is_common(folded, self._known) or (not capital and common)):
             return True
         if self._is_firm(at) and not common:
             return True
-        if self._plain and (before in lexicon.NAMERS or before in lexicon.PLACES) and not common:
+        if self._plain and (before in _NAMERS or before in _PLACES) and not common:
             return True
         if not capital or self._shouts or self._titles:
             return (self._shouts or self._titles) and not common
@@ -376,36 +437,35 @@ class _Words:
         return _CUES.search(self._text, max(0, start - _CUE), start) is not None
 
     def _is_common(self, folded: str) -> bool:
-        german = self._german
-        return lexicon.is_common(folded, german=german) or lexicon.is_common_shape(folded, german=german)
+        return _is_common(folded, self._known) or _is_common_shape(folded, german=self._german)
 
     def _is_firm(self, at: int) -> bool:
         """A legal form of firms follows, at once or after another word."""
         following = [self._folded[i] for i in (at + 1, at + 2) if i < len(self._words) and self._gap(i) == " "]
-        return not lexicon.LEGAL.isdisjoint(following)
+        return not _LEGAL.isdisjoint(following)
 
     def _is_english_name(self, at: int) -> bool:
         folded = self._folded[at]
         if not self._begins(at):
             return folded not in ("ok", "okay")
-        if lexicon.is_common(folded, german=False) or folded in self._lower:
+        if _is_common(folded, _ENGLISH) or folded in self._lower:
             return False
-        return self._is_followed(at) or not lexicon.is_common_shape(folded, german=False)
+        return self._is_followed(at) or not _is_common_shape(folded, german=False)
 
     def _is_german_name(self, at: int) -> bool:
         folded, before = self._folded[at], self._before(at)
-        if (before in lexicon.NAMERS or before in lexicon.HEADS) and not lexicon.is_common(folded, german=True):
+        if (before in _NAMERS or before in _HEADS) and not _is_common(folded, _GERMAN):
             return True
         if self._is_common(folded) or folded in self._lower:
             return False
         if self._begins(at):
             return self._is_followed(at) or not folded.endswith(("e", "en", "st", "t", "er"))
-        return not (before in lexicon.DETERMINERS or before.endswith(("em", "es")) or self._is_described(at))
+        return not (before in _DETERMINERS or before.endswith(("em", "es")) or self._is_described(at))
 
     def _is_described(self, at: int) -> bool:
         """An adjective stands before it, and a determiner before that."""
         before = self._before(at)
-        return bool(before) and before.endswith(("e", "en", "er")) and self._before(at - 1) in lexicon.DETERMINERS
+        return bool(before) and before.endswith(("e", "en", "er")) and self._before(at - 1) in _DETERMINERS
 
     def _is_followed(self, at: int) -> bool:
         """What follows makes the first word of a sentence a name: a verb of people, or another name."""
@@ -416,32 +476,32 @@ class _Words:
         following = self._folded[at + 1]
         another = self._words[at + 1][0].isupper() and not self._is_common(following)
         acts = self._german and following.endswith("t") and not self._folded[at].endswith(("weise", "lich", "ens"))
-        return following in lexicon.SAYS or acts or (another and following not in lexicon.CAPITALISED)
+        return following in _SAYS or acts or (another and following not in _CAPITALISED)
 
     def _goes_on(self, at: int) -> bool:
         """The word is a part of the name that ends before it."""
         gap, word, folded = self._gap(at), self._words[at], self._folded[at]
         if gap not in (" ", "-", " & ", "\u00a0") and not (gap == ". " and self._is_short(at - 1)):
             return False
-        if folded in lexicon.LEGAL and gap == " ":
+        if folded in _LEGAL and gap == " ":
             return word[0].isupper() or self._plain
-        if folded in lexicon.LINKS and word.islower():
+        if folded in _LINKS and word.islower():
             return at + 1 < len(self._words) and self._gap(at + 1) == " " and self._is_part(at + 1)
         return self._is_part(at)
 
     def _is_part(self, at: int) -> bool:
         word, folded = self._words[at], self._folded[at]
-        if not word[0].isupper() or folded in lexicon.TITLES:
+        if not word[0].isupper() or folded in _TITLES:
             return self._plain and not self._is_common(folded)
-        if folded in lexicon.FIRMS or (not self._german and not (self._shouts or self._titles)):
-            return folded not in lexicon.CAPITALISED
-        return not lexicon.is_listed(folded, german=self._german) and folded not in lexicon.CAPITALISED
+        if folded in _FIRMS or (not self._german and not (self._shouts or self._titles)):
+            return folded not in _CAPITALISED
+        return folded not in self._known and folded not in _CAPITALISED
 
     def _kind(self, at: int, end: int) -> str:
         inside, before = self._folded[at:end], self._before(at)
-        if set(inside[1:]) & lexicon.LEGAL or before in ("firma", "company", "firm"):
+        if set(inside[1:]) & _LEGAL or before in ("firma", "company", "firm"):
             return "ORGANISATION"
-        if before in lexicon.TITLES or inside[0] in lexicon.GIVEN or before in lexicon.NAMERS - {"stadt", "city"}:
+        if before in _TITLES or inside[0] in _GIVEN or before in _NAMERS - {"stadt", "city"}:
             return "PERSON"
         return "PLACE" if before in ("in", "nach", "near", "stadt", "city") else "NAME"
 
