@@ -396,31 +396,6 @@ class LookupTable:
             mean[new] = mean.get(new, 0.0) + prob * weight
         self.record(token, list(mean), list(mean.values()))
 
-    def harvest(self, tokens: NDArray[np.integer], ids: NDArray[np.integer], probs: NDArray[np.floating]) -> None:
-        """Overwrite many rows, as a prefill yields them: tokens (n,), ids and probs (n, <= NUM_SUCCESSORS), -1 and 0
-        for empty.
-
-        Of several rows for one token the last is kept, which has the longest context.
-        """
-        n, width = ids.shape
-        assert tokens.shape == (n,) and probs.shape == (n, width) and width <= NUM_SUCCESSORS
-        unique, from_end = np.unique(tokens[::-1], return_index=True)
-        which = n - 1 - from_end
-        if len(unique) > self.capacity:
-            keep = np.sort(np.argsort(which, kind="stable")[-self.capacity :])
-            unique, which = unique[keep], which[keep]
-        order = np.argsort(-probs[which], axis=1, kind="stable")
-        sorted_probs = np.take_along_axis(probs[which], order, axis=1)
-        known = sorted_probs >= _MIN_PROB
-        sorted_ids = np.where(known, np.take_along_axis(ids[which], order, axis=1), -1)
-        self._version += 1
-        slots = np.array([self._slot(token) for token in unique.tolist()], dtype=np.intp)
-        rows = self._rows
-        rows.ids[slots, :width], rows.ids[slots, width:] = sorted_ids, -1
-        rows.probs[slots, :width], rows.probs[slots, width:] = np.where(known, sorted_probs, 0.0), 0.0
-        rows.used[slots] = True
-        self._version += 1
-
     def arrays(self) -> Arrays:
         """A copy of the own rows, by rising token: "tokens" (n,), "ids" and "probs" (n, NUM_SUCCESSORS); and of those
         of `bigrams` ("pair_tokens" and so on), and the remembered texts. Not while writing."""
@@ -434,9 +409,9 @@ class LookupTable:
         return arrays
 
     def load(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Add the rows of `arrays` over the existing ones. Raises ValueError for arrays that are not of such a table,
-        and then changes nothing."""
-        rows = _checked(arrays, self.keys, self.vocab_size)
+        """Add the rows of `arrays` over the existing ones, the last of those that are more than the capacity. Raises
+        ValueError for arrays that are not of such a table, and then changes nothing."""
+        tokens, ids, probs = (rows[-self.capacity :] for rows in _checked(arrays, self.keys, self.vocab_size))
         texts = TextMemory.checked(arrays[_TEXTS], self.vocab_size) if _TEXTS in arrays else None
         bigrams = {
             name.removeprefix(_BIGRAM_PREFIX): array
@@ -447,8 +422,11 @@ class LookupTable:
             self.bigrams.load(bigrams)
         if self.texts is not None and texts is not None:
             self.texts.load(texts)
-        if len(rows[0]):
-            self.harvest(*rows)
+        self._version += 1
+        slots = np.array([self._slot(token) for token in tokens.tolist()], dtype=np.intp)
+        rows = self._rows
+        rows.ids[slots], rows.probs[slots], rows.used[slots] = ids, probs, True
+        self._version += 1
 
     def _slot(self, token: int) -> int:
         """The token's row, allocated if missing; only while the version is odd."""
@@ -478,7 +456,8 @@ class LookupTable:
 
 
 def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: int) -> tuple[Ids, Ids, Probs]:
-    """Convert saved arrays. Raises ValueError if they are not of a table with these keys and vocabulary."""
+    """Saved arrays, each row by falling probability. Raises ValueError if they are not of a table with these keys and
+    vocabulary."""
     tokens, ids, probs = (arrays.get(name) for name in ("tokens", "ids", "probs"))
     if tokens is None or ids is None or probs is None:
         raise ValueError("a table has tokens, ids and probs")
@@ -496,4 +475,8 @@ def _checked(arrays: Mapping[str, NDArray[np.generic]], keys: int, vocab_size: i
     ordered = np.sort(np.where(shares > 0.0, followers, -1 - np.arange(NUM_SUCCESSORS)), axis=1)
     if (np.diff(ordered, axis=1) == 0).any() or len(np.unique(rows)) < n:
         raise ValueError("a token occurs twice")
-    return rows, followers, shares
+    order = np.argsort(-shares, axis=1, kind="stable")
+    shares = np.take_along_axis(shares, order, axis=1)
+    known = shares >= _MIN_PROB
+    followers = np.where(known, np.take_along_axis(followers, order, axis=1), -1)
+    return rows, followers, np.where(known, shares, np.float32(0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +33,11 @@ def record(table: LookupTable, token: int, dist: dict[int, float]) -> None:
     table.record(token, list(dist), list(dist.values()))
 
 
+def saved(tokens: Sequence[int], ids: np.ndarray, probs: np.ndarray) -> dict[str, np.ndarray]:
+    """ids, probs: (tokens, NUM_SUCCESSORS)."""
+    return {"tokens": np.array(tokens, np.int32), "ids": ids.astype(np.int32), "probs": probs.astype(np.float32)}
+
+
 @given(WRITES)
 def test_a_row_is_the_last_dist(writes: list[tuple[int, dict[int, float]]]) -> None:
     table, model = LookupTable(VOCAB), dict[int, dict[int, float]]()
@@ -51,29 +57,32 @@ def test_a_probability_below_float32_is_dropped(negligible: float) -> None:
     table = LookupTable(VOCAB)
     table.record(1, [7, 8], [0.5, negligible])
     table.blend(3, [7, 8], [0.5, negligible], 0.25)
-    table.harvest(np.array([4]), np.array([[8, 7]]), np.array([[negligible, 0.5]]))
+    table.load(saved([4], np.array([[8, 7, *[-1] * 6]]), np.array([[negligible, 0.5, *[0.0] * 6]])))
     for token in (1, 3, 4):
         assert table.successors(token) == ([7], [0.5])
     check(table)
 
 
-@given(st.lists(st.tuples(st.integers(0, VOCAB - 1), DISTS), min_size=1, max_size=20), st.integers(1, VOCAB))
-def test_harvesting_is_overwriting_in_order(rows: list[tuple[int, dict[int, float]]], capacity: int) -> None:
+@given(st.dictionaries(st.integers(0, VOCAB - 1), DISTS, min_size=1), WRITES, st.integers(1, VOCAB))
+def test_loading_is_overwriting_and_a_small_table_keeps_the_last_rows(
+    rows: dict[int, dict[int, float]], before: list[tuple[int, dict[int, float]]], capacity: int
+) -> None:
     one, many = LookupTable(VOCAB), LookupTable(VOCAB)
-    ids, probs = np.full((len(rows), NUM_SUCCESSORS), -1, np.int32), np.zeros((len(rows), NUM_SUCCESSORS), np.float32)
-    for i, (token, dist) in enumerate(rows):
-        ordered = sorted(dist.items(), key=lambda item: -item[1])
-        ids[i, : len(dist)], probs[i, : len(dist)] = zip(*ordered, strict=True)
-        record(one, token, dict(ordered))
-    tokens = np.array([token for token, _ in rows])
-    many.harvest(tokens, ids, probs)
+    for token, dist in before:
+        record(one, token, dist)
+        record(many, token, dist)
+    ids, probs = np.full((len(rows), NUM_SUCCESSORS), -1), np.zeros((len(rows), NUM_SUCCESSORS))
+    for i, (token, dist) in enumerate(rows.items()):
+        ids[i, : len(dist)], probs[i, : len(dist)] = list(dist), list(dist.values())
+        record(one, token, dist)
+    many.load(saved([*rows], ids, probs))
     check(many)
     assert [many.successors(token) for token in range(VOCAB)] == [one.successors(token) for token in range(VOCAB)]
     small = LookupTable(VOCAB, capacity=capacity)
-    small.harvest(tokens, ids, probs)
+    small.load(saved([*rows], ids, probs))
     check(small)
-    assert len(small) == min(capacity, len(set(tokens.tolist())))
-    assert small.successors(rows[-1][0]) == one.successors(rows[-1][0])
+    assert len(small) == min(capacity, len(rows))
+    assert all(small.successors(token) == one.successors(token) for token in [*rows][-capacity:])
 
 
 @given(WRITES)
@@ -146,7 +155,7 @@ def test_a_full_table_takes_less_than_twelve_bytes_per_entry() -> None:
     table = LookupTable(vocab)
     rng = np.random.default_rng(0)
     ids = np.stack([rng.choice(vocab, NUM_SUCCESSORS, replace=False) for _ in range(vocab)])
-    table.harvest(np.arange(vocab), ids, rng.random((vocab, NUM_SUCCESSORS)))
+    table.load(saved(range(vocab), ids, rng.random((vocab, NUM_SUCCESSORS))))
     assert len(table) == vocab
     assert sum(array.nbytes for array in table.arrays().values()) < 12 * vocab * NUM_SUCCESSORS
 
@@ -170,8 +179,7 @@ def test_a_reader_beside_the_writer_sees_whole_rows_only() -> None:
         ids = [kind + 4 * i for i in range(NUM_SUCCESSORS)]
         table.record(step * 7 % 64, ids, [(kind + 1) / 8] * NUM_SUCCESSORS)
         if step % 20 == 0:
-            tokens = np.arange(32)
-            table.harvest(tokens, np.tile(ids, (32, 1)), np.full((32, NUM_SUCCESSORS), (kind + 1) / 8))
+            table.load(saved(range(32), np.tile(ids, (32, 1)), np.full((32, NUM_SUCCESSORS), (kind + 1) / 8)))
         if step % 100 == 99:
             table.erase()
     stop.set()
