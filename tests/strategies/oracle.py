@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, AggregatorName, OwnDist, make_aggregator
 from paceline.core.aggregation.weights import (
@@ -53,7 +52,7 @@ def side_dist(
         engine.release(seq)
         if mask is not None:
             first = len(prefix) + 1 - wanted
-            rows = tuple(_masked(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows, first))
+            rows = tuple(apply_mask(row, mask.allowed(prefix[:at])) for at, row in enumerate(rows, first))
         merit = 0.0
         for row, token in zip(rows[:-1], prefix if rescoring else (), strict=True):  # the last is the one asked for
             merit = decayed_evidence(merit, math.log(max(row.prob(token), 1e-30)))
@@ -69,10 +68,6 @@ def side_dist(
         log_h if log_h is None or not rescoring else dequantize_score(quantize_score(log_h)),
     )
     return _KNOWN[key]
-
-
-def _masked(dist: Dist, allowed: NDArray[np.bool_] | None) -> Dist:
-    return dist if allowed is None else apply_mask(dist, allowed)
 
 
 def continued_alone(

@@ -262,8 +262,7 @@ def mix_processed(
 
 def masked(dist: Dist, row: RowSampling) -> Dist:
     """A branch's distribution under the row's constraint."""
-    plain = dist.within(row.vocab_size)
-    return plain if row.allowed is None else apply_mask(plain, row.allowed)
+    return apply_mask(dist.within(row.vocab_size), row.allowed)
 
 
 # Which of a side's documents decided a token: those whose share of its probability in the mixture is a large one.

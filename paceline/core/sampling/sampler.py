@@ -130,13 +130,16 @@ def process_logits(
     return _process_in_logs(dist, places, shifts, exponent)
 
 
-def apply_mask(dist: Dist, allowed: NDArray[np.bool_]) -> Dist:
+def apply_mask(dist: Dist, allowed: NDArray[np.bool_] | None) -> Dist:
     """Restrict to the allowed tokens and renormalise; uniform over them if all have probability 0.
 
     Applied before `process_logits`: bias and penalties change each token alone, so the order matters only in that no
     allowed token underflows beside a forbidden one that is far more probable.
-    dist: dense, (vocab_size,). allowed: (vocab_size,) or longer. Raises ValueError if none of the ids is allowed.
+    dist: dense, (vocab_size,). allowed: (vocab_size,) or longer; None: all. Raises ValueError if none of the ids is
+    allowed.
     """
+    if allowed is None:
+        return dist
     which = allowed[: len(dist.ids)]
     probs = np.where(which, dist.probs, 0.0)
     best = float(probs.max(initial=0.0))
@@ -517,8 +520,7 @@ class SampledRow(msgspec.Struct, frozen=True, eq=False):
 def sample_row(dist: Dist, row: RowSampling) -> SampledRow:
     """The reference. dist: dense, at temperature 1, before any processing."""
     plain = dist.within(row.vocab_size)
-    masked = plain if row.allowed is None else apply_mask(plain, row.allowed)
-    processed = process_logits(masked, row.params, row.counts, row.prompt)
+    processed = process_logits(apply_mask(plain, row.allowed), row.params, row.counts, row.prompt)
     token = sample(filter_top(processed, row.params), row.params, row.position)
     return SampledRow(token, head(plain, row.num_top) if row.num_top else None)
 

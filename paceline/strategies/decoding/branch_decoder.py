@@ -109,14 +109,14 @@ class BranchMixer:
         first = len(self._prefix) - self.num_prefix_rows + len(probs)
         masks = self._masks([partial(self._allowed, self._prefix[: first + row]) for row in range(len(rows))])
         for position, (row, mask) in enumerate(zip(rows, masks, strict=True), first):
-            (dist,) = _masked((row.within(self._vocab_size),), mask)
-            probs.append(dist.prob(self._prefix[position]))
+            probs.append(apply_mask(row.within(self._vocab_size), mask).prob(self._prefix[position]))
         return dists[len(rows) :]
 
     def score(self, node: PrefixNode, rows: Sequence[Dist], path: Sequence[int]) -> None:
         """Set a node's distribution from each branch's row. path: its output tokens; empty unless `needs_path`."""
         rows = [row.within(self._vocab_size) for row in rows]
-        dists = _masked(rows, self._allowed_after(node, path))
+        mask = self._allowed_after(node, path)
+        dists = [apply_mask(row, mask) for row in rows]
         if self.rescoring:
             self._set_evidence(node, tuple(map(evidence_head, dists)))
         if node.alive:
@@ -135,10 +135,7 @@ class BranchMixer:
         others hang below it.
         """
         alone = len(self._branches) == 1 and not heads
-        masks: Sequence[AllowedIds] = (None,) * len(nodes)
-        if self._mask is not None:
-            wanted = [partial(self._allowed_after, node, path) for node, path in zip(nodes, paths, strict=True)]
-            masks = self._masks(wanted)
+        masks = self._masks([partial(self._allowed_after, *each) for each in zip(nodes, paths, strict=True)])
         rows = [
             RowSampling(
                 self._sampling,
@@ -176,9 +173,9 @@ class BranchMixer:
         assert dists is not None, "asked for with heads"
 
         def read() -> Dist:
-            rows = [dist.within(self._vocab_size) for dist in dists()]
             known = path()
-            return self._mixed(node, _masked(rows, self._allowed(known)), known)
+            mask = self._allowed(known)
+            return self._mixed(node, [apply_mask(dist.within(self._vocab_size), mask) for dist in dists()], known)
 
         if row.head is None:
             node.own_dist = OwnDist.of(read())
@@ -289,10 +286,6 @@ class BranchMixer:
         parent = node.parent
         assert parent is not None and parent.evidence is not None and parent.branch_dists, "scored after its parent"
         return evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
-
-
-def _masked(dists: Sequence[Dist], allowed: AllowedIds) -> Sequence[Dist]:
-    return dists if allowed is None else [apply_mask(dist, allowed) for dist in dists]
 
 
 _GREEDY = SamplingParams(temperature=0.0)
