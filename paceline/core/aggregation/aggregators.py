@@ -16,8 +16,16 @@ import numpy as np
 
 from paceline.core.aggregation.exactness import Ranking, TruncatedRow, sample_is_exact, settled_token
 from paceline.core.aggregation.weights import mix_weighted
-from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, gumbel, quantize, uniform
-from paceline.core.sampling.sampler import RowHead, SamplingParams, best_margin, filter_top, sample, top_by_score
+from paceline.core.sampling.dist import MIN_CODED_PROB, ROUNDING, Dist, IndexArray, ProbArray, quantize, uniform
+from paceline.core.sampling.sampler import (
+    RowHead,
+    SamplingParams,
+    best_margin,
+    filter_top,
+    sample,
+    scores_at,
+    top_by_score,
+)
 from paceline.core.side import SIDES, Side, other
 from paceline.core.verification import drawn, excess, renormalised
 
@@ -349,10 +357,7 @@ class Mixture(Aggregator):
         by_probability = self._needs_dists or self._sampling.temperature == 0.0
         places = top_by_score(dist, _GREEDY if by_probability else self._sampling, position, size)
         if level == 0:
-            with np.errstate(divide="ignore"):
-                scores = np.log(dist.probs[places])
-            if self._sampling.temperature > 0.0:
-                scores = scores + gumbel(self._sampling.seed, position, dist.ids[places])
+            scores = scores_at(dist, self._sampling, position, places)
             places = _pruned(dist, places, scores, self._negligible)
         return dist.kept_at(np.sort(places))
 

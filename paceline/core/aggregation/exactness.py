@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from paceline.core.sampling.dist import Dist, IdArray, ProbArray, best_indices, contenders, gumbel
-from paceline.core.sampling.sampler import HEAD_ERROR, RowHead, SamplingParams, filter_top, sample
+from paceline.core.sampling.sampler import HEAD_ERROR, RowHead, SamplingParams, filter_top, sample, scores_at
 
 _MAX_RIVALS = 64  # with more rivals the row is flat and has to be requested anyway
 _SMALL_TAIL = 1e-3  # below this mass the tail itself is the tighter bound for each missing id
@@ -116,8 +116,7 @@ def _min_prob(head: Dist) -> float:
 
 def _min_score(head: Dist, params: SamplingParams, position: int) -> float:
     """Upper bound of log p + G for an id missing from a head ranked by score."""
-    positive = head.probs > 0.0
-    scores = np.log(head.probs[positive]) + gumbel(params.seed, position, head.ids[positive])
+    scores = scores_at(head, params, position, np.flatnonzero(head.probs > 0.0))
     return float(scores.min(initial=np.inf))
 
 

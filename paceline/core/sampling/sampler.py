@@ -177,22 +177,19 @@ def _process_in_logs(dist: Dist, places: IndexArray, shifts: ProbArray, exponent
 
 def logit_shifts(params: SamplingParams, counts: Mapping[int, int]) -> dict[int, float]:
     """Changes of tokens' logits, by token: OpenAI's formula, bias - count * frequency - (count > 0) * presence."""
-    if not (params.presence_penalty or params.frequency_penalty):
-        return dict(params.logit_bias)
     by_token = dict(params.logit_bias)
-    for token, count in counts.items():
-        if count > 0:
-            penalty = count * params.frequency_penalty + params.presence_penalty
-            by_token[token] = by_token.get(token, 0.0) - penalty
+    if params.presence_penalty or params.frequency_penalty:
+        for token, count in counts.items():
+            if count > 0:
+                penalty = count * params.frequency_penalty + params.presence_penalty
+                by_token[token] = by_token.get(token, 0.0) - penalty
     return by_token
 
 
 def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
     """(indices, changes of the logits)"""
-    if not (params.presence_penalty or params.frequency_penalty or params.logit_bias):
-        return _NOWHERE, _NO_SHIFTS
-    by_token = logit_shifts(params, counts)
-    found = [(at, shift) for token, shift in by_token.items() if shift and (at := dist.index(token)) is not None]
+    shifts = logit_shifts(params, counts)
+    found = [(at, shift) for token, shift in shifts.items() if shift and (at := dist.index(token)) is not None]
     places = np.array([at for at, _ in found], dtype=np.intp)
     return places, np.array([shift for _, shift in found], dtype=np.float64)
 
@@ -223,8 +220,6 @@ def _with_repetition(
     return where, moved[where]
 
 
-_NOWHERE: IndexArray = np.empty(0, dtype=np.intp)
-_NO_SHIFTS: ProbArray = np.empty(0, dtype=np.float64)
 _MAX_SCORED = 512  # up to this many ids, noise for all costs less than finding those that need it
 
 
@@ -308,11 +303,10 @@ def sample(dist: Dist, params: SamplingParams, position: int) -> int:
         places = np.flatnonzero(dist.probs)
     else:
         # Exact scores only for ids that can beat the most probable one: for most rows a handful.
-        start = float(np.log(dist.probs[first]) + gumbel(params.seed, position, dist.ids[first : first + 1])[0])
-        places = contenders(params.seed, position, dist.ids, dist.probs, start)
-    ids = dist.ids[places]
-    scores = np.log(dist.probs[places]) + gumbel(params.seed, position, ids)
-    return int(ids[int(np.argmax(scores))])
+        (start,) = scores_at(dist, params, position, np.array([first]))
+        places = contenders(params.seed, position, dist.ids, dist.probs, float(start))
+    scores = scores_at(dist, params, position, places)
+    return int(dist.ids[places[int(np.argmax(scores))]])
 
 
 # Structured output: the constraint of a request, and the interface of its masks over the vocabulary.
@@ -431,21 +425,23 @@ def _ranked(dist: Dist, params: SamplingParams, position: int, k: int) -> IndexA
     if 0 < k <= _PROBE // 4 and len(probs) > _PROBE * 64:
         # At least k ids reach the k-th best score of the most probable ones, and few others can: only those are scored.
         probe = best_indices(probs, _PROBE)
-        probed = _scores(dist, params, position, probe[probs[probe] > 0.0])
+        probed = scores_at(dist, params, position, probe[probs[probe] > 0.0])
         if len(probed) >= k:
             lowest = float(np.partition(probed, len(probed) - k)[len(probed) - k])
             places = contenders(params.seed, position, dist.ids, probs, lowest)
-            return places[best_indices(_scores(dist, params, position, places), k)]
+            return places[best_indices(scores_at(dist, params, position, places), k)]
     places = np.flatnonzero(probs > 0.0)
-    best = places[best_indices(_scores(dist, params, position, places), k)]
+    best = places[best_indices(scores_at(dist, params, position, places), k)]
     if len(best) < min(k, len(probs)):
         best = np.concatenate([best, np.flatnonzero(probs <= 0.0)[: k - len(best)]])
     return best
 
 
-def _scores(dist: Dist, params: SamplingParams, position: int, places: IndexArray) -> ProbArray:
-    """log p + G at these indices, where p is positive."""
-    return np.asarray(np.log(dist.probs[places]) + gumbel(params.seed, position, dist.ids[places]))
+def scores_at(dist: Dist, params: SamplingParams, position: int, places: IndexArray) -> ProbArray:
+    """log p + G at these indices; -inf where p is 0. At temperature 0, G = 0."""
+    with np.errstate(divide="ignore"):
+        scores: ProbArray = np.log(dist.probs[places])
+    return scores + gumbel(params.seed, position, dist.ids[places]) if params.temperature > 0.0 else scores
 
 
 # The head of a row: the ids that a choice most likely falls on, and bounds for all others.
@@ -478,10 +474,7 @@ class RowHead:
 def row_head(dist: Dist, params: SamplingParams, position: int) -> RowHead:
     """The definition. dist: dense, after processing, before top-k, top-p and min-p."""
     best = top_by_score(dist, params, position, HEAD_BY_SCORE)
-    with np.errstate(divide="ignore"):
-        scores = np.log(dist.probs[best])
-    if params.temperature > 0.0:
-        scores = scores + gumbel(params.seed, position, dist.ids[best])
+    scores = scores_at(dist, params, position, best)
     if len(dist.ids) <= HEAD_BY_PROB:
         return RowHead(dist, best, scores, -math.inf, 0.0)
     likely = best_indices(dist.probs, HEAD_BY_PROB)
