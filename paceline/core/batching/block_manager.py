@@ -217,7 +217,9 @@ class BlockManager:
         last = start // self.block_size
         fills_last = rows > 0 and last < len(table)
         is_shared = fills_last and self._ref_counts[table[last]] > 1
-        self._require_free(grown + is_shared)
+        free = len(self._free) + len(self._unused)
+        if grown + is_shared > free:
+            raise OutOfBlocks(f"{grown + is_shared} blocks are needed, {free} of {self.total} are free")
         copies: list[BlockCopy] = []
         if is_shared:
             source, target = table[last], self._allocate()
@@ -288,11 +290,6 @@ class BlockManager:
     def _check_range(self, seq: SeqId, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.length(seq):
             raise ValueError(f"rows {start}..{stop} of sequence {seq}, which has {self.length(seq)}")
-
-    def _require_free(self, blocks: int) -> None:
-        free = len(self._free) + len(self._unused)
-        if blocks > free:
-            raise OutOfBlocks(f"{blocks} blocks are needed, {free} of {self.total} are free")
 
     def _allocate(self) -> int:
         block = self._free.pop() if self._free else self._evict()
