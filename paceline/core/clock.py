@@ -379,10 +379,6 @@ class AcceptanceByEntropy:
         low, high = _SLOPES
         self.slope = min(max(self.slope + score / self._information, low), high)
 
-    def at(self, nats: float) -> float:
-        """Probability that a draft is accepted."""
-        return math.exp(-self.slope * nats)
-
 
 @dataclass(slots=True)
 class Ratio:
