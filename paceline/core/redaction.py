@@ -104,9 +104,6 @@ class Redactor:
         """The text with the values of its placeholders. One that was never given stays as it is."""
         return _PLACEHOLDER.sub(self._value, text)
 
-    def restorer(self) -> Restorer:
-        return Restorer(self)
-
     def _know(self, words: tuple[str, ...], kind: str, value: str) -> None:
         self._known.setdefault(words[0], {}).setdefault(words, (kind, value))
 

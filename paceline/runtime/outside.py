@@ -20,7 +20,7 @@ from functools import partial
 from typing import Final
 
 from paceline.core.policy import Decision
-from paceline.core.redaction import Finder, Redactor
+from paceline.core.redaction import Finder, Redactor, Restorer
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import EndpointError, RequestError
 from paceline.rag.prompt import passages_text, query_of
@@ -228,7 +228,7 @@ class OutsideText:
     reason: FinishReason = "stop"  # once it has ended
 
     async def pieces(self) -> AsyncGenerator[str]:
-        restorer, room = self.redactor.restorer(), MAX_CHARACTERS * (self.max_tokens or MAX_SENT)
+        restorer, room = Restorer(self.redactor), MAX_CHARACTERS * (self.max_tokens or MAX_SENT)
         stream = self.endpoint.stream(self.messages, self.sampling, self.max_tokens, self._count)
         try:
             async with aclosing(stream) as pieces:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.redaction import Entity, Redactor, combined, find_entities
+from paceline.core.redaction import Entity, Redactor, Restorer, combined, find_entities
 
 # Pieces that make placeholders, names and numbers, beside any text.
 NAMED = (
@@ -55,7 +55,7 @@ def test_pieces_of_a_stream_are_those_of_the_whole_in_any_division(
     redactor = learnt(learnt_text, "Anna Berg, 4711-0815")
     said = redactor.redact(learnt_text) + said + redactor.redact("Anna Berg")
     cuts = sorted(data.draw(st.lists(st.integers(0, len(said)), max_size=8)))
-    restorer = redactor.restorer()
+    restorer = Restorer(redactor)
     parts = [restorer.push(said[a:b]) for a, b in zip([0, *cuts], [*cuts, len(said)], strict=True)]
     assert "".join([*parts, restorer.flush()]) == redactor.restore(said)
 
@@ -133,5 +133,5 @@ def test_the_time_is_that_of_the_length(text: str) -> None:
     text *= 40_000 // len(text)
     redactor = learnt(text)
     assert redactor.restore(redactor.redact(text)) == text
-    restorer = redactor.restorer()
+    restorer = Restorer(redactor)
     assert restorer.push(text) + restorer.flush() == redactor.restore(text)
