@@ -342,10 +342,6 @@ def asked_options(kind: type[O], context: RoutingContext) -> O:
     return kind(**{name: context.wish.options[name] for name in kind.__struct_fields__ if name in context.wish.options})
 
 
-def _accept(opening: OpenSession, options: Options) -> str | None:  # noqa: ARG001  # a hook's signature
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class Strategy:
     """Record of one strategy.
@@ -370,7 +366,7 @@ class Strategy:
     privacy_levels: tuple[Privacy, ...] = PRIVACY_LEVELS
     check: Callable[[RoutingContext], None] | None = None
     choose: Callable[[RoutingContext], Options | None] | None = None
-    accepts: Callable[[OpenSession, Options], str | None] = _accept
+    accepts: Callable[[OpenSession, Options], str | None] = lambda _, __: None
 
     def options_for(self, context: RoutingContext) -> Options | None:
         """Options to write this request with, or None where the strategy declines it."""
