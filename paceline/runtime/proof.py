@@ -47,7 +47,8 @@ from paceline.runtime.sessions.prompts import PromptSet, prompts_of, query_with_
 from paceline.runtime.sessions.remote import search_cloud
 from paceline.runtime.units import Turnstile
 from paceline.strategies.base import SIDES, Branch, OutputRules, Side, other
-from paceline.strategies.proof import Share, TargetRule, log_h_of, tokens_owed
+from paceline.strategies.decoding.branch_decoder import log_h_of
+from paceline.strategies.proof import Share, TargetRule, tokens_owed
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import AggregateOptions, Options, stretch_of
 from paceline.wire.verify_messages import VerifyOptions

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.aggregation.aggregators import LAST_LEVEL, Aggregator, OwnDist
-from paceline.core.aggregation.weights import log_weight, side_weights
+from paceline.core.aggregation.weights import side_weights
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import filter_top, sample
 from paceline.core.side import Side
 from paceline.strategies.base import Branch, OutputRules
-from paceline.strategies.decoding.branch_decoder import BranchMixer
+from paceline.strategies.decoding.branch_decoder import BranchMixer, log_h_of
 from paceline.strategies.decoding.prefix_tree import PrefixTree
 
 
@@ -54,11 +54,6 @@ class Share:
         """Of its documents there."""
         known = self._tree.head.log_evidence  # where scores follow the text
         return log_h_of(self.branches) if known is None else known
-
-
-def log_h_of(branches: Sequence[Branch]) -> float | None:
-    scores = [branch.score for branch in branches if branch.score is not None]
-    return log_weight(scores) if scores else None
 
 
 @dataclass(frozen=True, slots=True)

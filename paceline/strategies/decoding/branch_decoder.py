@@ -288,6 +288,12 @@ class BranchMixer:
         return evidence_after(parent.evidence, [dist.prob(node.token) for dist in parent.branch_dists])
 
 
+def log_h_of(branches: Sequence[Branch]) -> float | None:
+    """log h of a side's documents (DRAGON); None: it found none."""
+    scores = [branch.score for branch in branches if branch.score is not None]
+    return log_weight(scores) if scores else None
+
+
 _GREEDY = SamplingParams(temperature=0.0)
 MAX_OPEN_ROWS = 96  # rows of one branch's open tree: an answer's memory is claimed before it begins
 
@@ -328,7 +334,7 @@ class BranchDecoder:
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
-        self.log_evidence: float | None = None  # log h of this side's documents (DRAGON); None: it found none
+        self.log_evidence: float | None = None  # `log_h_of` this side's branches
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
         self.dropped = 0  # of these: rows that a prune dropped before they were scored
@@ -386,8 +392,7 @@ class BranchDecoder:
         assert self._heads or not (self._samples and prefix), "a prefix's rows are read as distributions"
         self._branches = tuple(branches)
         self._samples = self._samples and not (self._several and len(branches) > 1)
-        scores = [branch.score for branch in branches if branch.score is not None]
-        self.log_evidence = log_weight(scores) if scores else None
+        self.log_evidence = log_h_of(branches)
         self._committed = list(prefix)
         head.cached = True
         self.mixer.start(self._branches, tuple(prefix), head)
