@@ -369,8 +369,7 @@ class DraftingSolo(Solo, ABC):
         self._waits = True  # the next segment, for drafts of the draft model, where that pays
 
     def _begin(self, branches: tuple[Branch, ...], max_new_tokens: int | None) -> list[Effect]:
-        prompts = [branch.prompt for branch in branches]
-        self._drafter.feed.begin([*prompts[:-1], (*prompts[-1], *self._config.seat.targets)])
+        self._drafter.feed.begin(branches, self._config.seat.targets)
         effects = [*super()._begin(branches, max_new_tokens), *self._drafter.begin(branches, max_new_tokens)]
         return [*effects, WakeAt(self._now + LEARN_DELAY_S)]
 

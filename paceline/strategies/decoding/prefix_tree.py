@@ -303,10 +303,10 @@ class DrafterFeed:
         return bool(self._lessons) or self.backlog >= MAX_UNOBSERVED_TOKENS or self._is_behind
 
     # ---- input ------------------------------------------------------------------------------------------------------
-    def begin(self, texts: Sequence[Sequence[int]]) -> None:
-        """The prompts; the answer continues the last one."""
-        self._others = [tuple(text) for text in texts[:-1]]
-        text = texts[-1]
+    def begin(self, branches: Sequence[Branch], targets: Sequence[int]) -> None:
+        """The prompts; the answer continues the last one, and begins with these tokens."""
+        self._others = [branch.prompt for branch in branches[:-1]]
+        text = (*branches[-1].prompt, *targets)
         self._tokens = list(text)
         self._written = list(text[-PROMPT_END:])
         self._last_two = text[-2] if len(text) > 1 else None, text[-1] if text else 0

@@ -99,10 +99,9 @@ class TableDrafts:
 
     def begin(self, branches: Sequence[Branch]) -> int:
         """Read the prompts. Returns the number of rows at the last one's end to learn from."""
-        prompts, targets = [branch.prompt for branch in branches], self._config.seat.targets
-        self.feed.begin([*prompts[:-1], (*prompts[-1], *targets)])
+        self.feed.begin(branches, self._config.seat.targets)
         self._decoder.num_top = self._config.output.num_top if self.budget.resting else NUM_SUCCESSORS
-        most = min(int(min(self.feed.rows_per_step, MAX_LEARNT_ROWS)), len(prompts[-1]) - 1)
+        most = min(int(min(self.feed.rows_per_step, MAX_LEARNT_ROWS)), len(branches[-1].prompt) - 1)
         return self.budget.take_prompt_rows(max(0, most))
 
     def first_wake(self, now: float) -> list[Effect]:
