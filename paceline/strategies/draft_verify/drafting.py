@@ -271,7 +271,7 @@ class Drafting:
         if not children or children[0][0] in self._config.output.eos_ids:
             return None
         token, prob = children[0]
-        if prob < LEAST_LOOKED_UP or prob < self._pace.acceptance:
+        if prob < LEAST_LOOKED_UP or prob < self._pace.stats.estimates.rho:
             return None
         second = children[1][0] if len(children) > 1 and self._guesses_twice else None
         return Draft(token, second=second), self._pace.nats_of(prob)

@@ -134,11 +134,6 @@ class Pace:
         weight = THROUGHPUT_WEIGHT if self._queue is None else self._queue.weight
         return weight_of(draft_j, self.stats.round_s.value or 1.0) if weight is None else weight
 
-    @property
-    def acceptance(self) -> float:
-        """Share of the examined drafts that were accepted."""
-        return self.stats.estimates.rho
-
     def nats_of(self, prob: float) -> float:
         """Entropy at which a draft of the model's is as likely to be accepted."""
         return -math.log(max(prob, 1e-9)) / self.stats.acceptance.slope
