@@ -426,11 +426,12 @@ class Joint(ABC):
         rows = decoder.missing_rows(head)
         return [*effects, *decoder.append_rows(rows, head, self._now)] if rows else effects
 
-    def _end(self) -> list[Effect]:
-        """All targets are known. The side that faces the client finishes; the other waits to be closed."""
+    def _end(self, end: Emit | None = None) -> list[Effect]:
+        """All targets are known. The side that faces the client finishes; the other waits to be closed. end: as of
+        `Finish`."""
         if not self._config.seat.faces_client:
             return []
-        return [self._finish("stop" if self._answer.stopped else "length")]
+        return [self._finish("stop" if self._answer.stopped else "length", end)]
 
     def _finish(self, reason: FinishReason, end: Emit | None = None) -> Finish:
         """end: as of `Finish`."""

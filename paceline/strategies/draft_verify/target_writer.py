@@ -275,11 +275,9 @@ class TargetWriter(Joint):
         return ended or not self._decoder.fits(head.position)
 
     def _over(self, end: Emit | None) -> list[Effect]:
-        """No more targets. The front finishes; a device that faces the client closes the session."""
-        if self._config.seat.faces_client:
-            return [self._finish("stop" if self._answer.stopped else "length", end)]
+        """No more targets: all are known, or the context has ended and the answer has not."""
         is_whole = self._answer.ended or len(self._answer.targets) >= self._config.output.max_tokens
-        return [] if is_whole else [self._finish("length")]  # its context has ended, the answer has not
+        return self._end(end) if is_whole or self._config.seat.faces_client else [self._finish("length")]
 
     def _verdict(self, start: int) -> Send:
         """The targets from there on, as many as fit a frame with their distributions."""
