@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final, Literal, NamedTuple, Protocol, TypeVar, cast
 
 import msgspec
@@ -94,9 +94,7 @@ class SamplingDefaults:
 
     def over(self, other: SamplingDefaults) -> SamplingDefaults:
         """These values, and those of `other` where these are None."""
-        names = [each.name for each in fields(self)]
-        own = {name: getattr(self, name) for name in names}
-        return SamplingDefaults(**{name: getattr(other, name) if own[name] is None else own[name] for name in names})
+        return replace(other, **{name: value for name, value in asdict(self).items() if value is not None})
 
 
 NO_DEFAULTS = SamplingDefaults()
