@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from paceline.core.batching.segment import UNKNOWN, StepSize
 from paceline.core.clock import AcceptanceByRank, MovingAverage, Ratio, StepClock, row_class
-from paceline.core.drafting.ngram_drafter import DrafterStats, beside_choice_rates, best_budget, model_rates
+from paceline.core.drafting.ngram_drafter import BESIDE_FIRSTS, MODEL_FIRSTS, MODEL_MEMORY, DrafterStats, best_budget
 from paceline.core.offloading import OffloadStats
 
 # Whether drafting pays on one engine, by whole steps of all requests that share it.
@@ -413,7 +413,9 @@ class DraftModelStats:
     """Measurements of a draft model: which of its drafts are accepted, and s of its forwards, while the target has
     nothing to compute and beside it. On one machine these take longer, or wait for the target."""
 
-    ranks: AcceptanceByRank = field(default_factory=model_rates)
+    ranks: AcceptanceByRank = field(  # by `model_margin_class`
+        default_factory=lambda: AcceptanceByRank(MODEL_FIRSTS, MODEL_MEMORY)
+    )
     declined: int = 0  # forwards that were not asked for since the last one
     trials: int = 0  # beginnings and ends of forwards that were asked for to see what one takes, see `is_due`
     _alone: deque[float] = field(default_factory=lambda: deque(maxlen=DRAFT_TIMES))
@@ -448,7 +450,7 @@ class OnlineStats:
     timing: StepClock = field(default_factory=lambda: StepClock(max_rows=MAX_DRAFT_ROWS))
     own_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
     peer_ranks: AcceptanceByRank = field(default_factory=AcceptanceByRank)
-    beside_choice: AcceptanceByRank = field(default_factory=beside_choice_rates)
+    beside_choice: AcceptanceByRank = field(default_factory=lambda: AcceptanceByRank(BESIDE_FIRSTS))  # by its class
     budget: BudgetStats = field(default_factory=BudgetStats)
     drafter: DrafterStats = field(default_factory=DrafterStats)
     draft_model: DraftModelStats = field(default_factory=DraftModelStats)

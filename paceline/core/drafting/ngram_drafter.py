@@ -133,10 +133,10 @@ def best_budget(probs: Sequence[float], seconds: Callable[[int], float], tokens:
 
 
 _MARGIN_EDGES: Final = (0.5, 1.5, 4.0)  # nats between the two best scores
-_BESIDE_FIRSTS: Final = (0.55, 0.97)  # prior of the peer's choice, where it is another than the own one and where not
+BESIDE_FIRSTS: Final = (0.55, 0.97)  # prior of the peer's choice, where it is another than the own one and where not
 _MODEL_EDGES: Final = (0.15, 0.3, 0.6, 1.0, 1.5, 2.2, 3.0, 4.0, 6.0)  # likewise, of a draft model's scores
-_MODEL_FIRSTS: Final = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97)
-_MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
+MODEL_FIRSTS: Final = (0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.87, 0.93, 0.97)
+MODEL_MEMORY: Final = 0.995  # about the last two hundred of a class count
 
 
 def margin_class(margin: float) -> int:
@@ -153,16 +153,6 @@ def beside_choice(drafts: Sequence[int], choice: int) -> tuple[tuple[int, ...], 
     """Own drafts and the peer's choice after the same prefix as one list, best first, and its class."""
     agree = len(drafts) > 0 and drafts[0] == choice
     return (choice, *(token for token in drafts if token != choice)), int(agree)
-
-
-def beside_choice_rates() -> AcceptanceByRank:
-    """Acceptance rates of drafts beside a peer's choice before any answer. Its classes are those of `beside_choice`."""
-    return AcceptanceByRank(_BESIDE_FIRSTS)
-
-
-def model_rates() -> AcceptanceByRank:
-    """Acceptance rates of a draft model before any answer. Its classes are `model_margin_class`."""
-    return AcceptanceByRank(_MODEL_FIRSTS, _MODEL_MEMORY)
 
 
 TokenProbs = list[tuple[int, float]]  # tokens with probabilities, falling
