@@ -91,17 +91,11 @@ class ModelDrafter:
         self._grown: tuple[int, DraftTree] | None = None  # the tree of so many nodes, while nothing changes it
 
     # ---- events -----------------------------------------------------------------------------------------------------
-    def start(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
-        """Prefill the prompts. Call only where `fits`."""
-        self._room = self._config.means.draft_positions - max(len(branch.prompt) for branch in branches)
-        room = self._room if max_new_tokens is None else min(self._room, max_new_tokens)
+    def start(self, branches: Sequence[Branch], max_new_tokens: int | None, room: int) -> list[Effect]:
+        """Prefill the prompts. room: output tokens that its context holds, more than have been decided."""
+        self._room = room
+        room = room if max_new_tokens is None else min(room, max_new_tokens)
         return _wrapped(self._decoder.start(branches, self._config.seat.targets, self._tree.head, room))
-
-    @staticmethod
-    def fits(config: MachineConfig, branches: Sequence[Branch]) -> bool:
-        """There is a draft model, and its context is longer than the prompts and what has been decided."""
-        longest = max(len(branch.prompt) for branch in branches)
-        return config.means.draft_positions > longest + len(config.seat.targets)
 
     def answered(self, answer: Scored | Sampled) -> None:
         nodes = self._decoder.take(answer)
@@ -272,10 +266,11 @@ class AnswerDrafter:
 
     def begin(self, branches: Sequence[Branch], max_new_tokens: int | None) -> list[Effect]:
         """Have the draft model prefill the prompts. Without this it is not asked."""
-        if not self._asks or not ModelDrafter.fits(self._config, branches):
+        room = self._config.means.draft_positions - max(len(branch.prompt) for branch in branches)
+        if not self._asks or room <= len(self._config.seat.targets):
             return []
         self.model = self._kind(self._config, self.model_stats, self.feed)
-        return self.model.start(branches, max_new_tokens)
+        return self.model.start(branches, max_new_tokens, room)
 
     def hear(self, event: FromDraftModel | DraftModelLost) -> None:
         """The draft model has answered, or is lost: from now on the tables draft alone."""
