@@ -362,15 +362,14 @@ class OwnerLimits:
         self.times = times
         self._recent: dict[str, tuple[int, int]] = {}  # owners: last step with rows of theirs, and rows
         self._step = 0
-        self._wanted: dict[str, int] = {}  # rows that each owner wants in this step, or had in one of the last
-        self._taken = Counter[str]()  # likewise, rows it has
+        self._taken = Counter[str]()  # owners: rows that each has in this step
 
     def begin(self) -> None:
         if self._taken:
             self._step += 1
         self._recent |= {owner: (self._step, rows) for owner, rows in self._taken.items()}
         self._recent = {owner: seen for owner, seen in self._recent.items() if self._step - seen[0] < STAYS}
-        self._wanted, self._taken = {}, Counter()
+        self._taken = Counter()
 
     def limits(self, wanted: Mapping[str, int], with_prompts: Collection[str] = ()) -> Mapping[str, int]:
         """Most rows of each of these owners; those without a limit are left out. If nobody is limited, all of them are
@@ -378,18 +377,16 @@ class OwnerLimits:
 
         with_prompts: owners with long prompts in the step, which are to have half of what their owner may add.
         """
-        self._wanted = {owner: rows for owner, (_, rows) in self._recent.items()} | dict(wanted)
-        found = self._found(wanted, with_prompts) if len(self._wanted) > 1 and self.times else {}
-        if not found:
-            self._taken.update(wanted)
-        return found
-
-    def _found(self, wanted: Collection[str], with_prompts: Collection[str]) -> Mapping[str, int]:
-        demands = sorted(self._wanted.values())
-        whole = self._level(demands, OWNER_SHARE)
-        half = self._level(demands, OWNER_SHARE / 2) if with_prompts else whole
-        levels = {owner: half if owner in with_prompts else whole for owner in wanted}
-        return {owner: level for owner, level in levels.items() if level < self._wanted[owner]}
+        everybody = {owner: rows for owner, (_, rows) in self._recent.items()} | dict(wanted)
+        if len(everybody) > 1 and self.times:
+            demands = sorted(everybody.values())
+            whole = self._level(demands, OWNER_SHARE)
+            half = self._level(demands, OWNER_SHARE / 2) if with_prompts else whole
+            levels = {owner: half if owner in with_prompts else whole for owner in wanted}
+            if found := {owner: level for owner, level in levels.items() if level < wanted[owner]}:
+                return found
+        self._taken.update(wanted)
+        return {}
 
     def _level(self, demands: Sequence[int], share: float) -> int:
         """The most rows of one owner by which the step still becomes no longer than `share` allows, at least 1.
