@@ -353,6 +353,7 @@ class Strategy:
     strategy declines and the next one is asked. Absent: it never declines, and the options are those asked for.
 
     accepts: called at the peer for an opening whose options could be decoded: None, or why it does not take part.
+    Absent: it takes part in any.
     """
 
     name: str

@@ -186,7 +186,8 @@ def logit_shifts(params: SamplingParams, counts: Mapping[int, int]) -> dict[int,
 
 def _shifts(dist: Dist, params: SamplingParams, counts: Mapping[int, int]) -> tuple[IndexArray, ProbArray]:
     """(indices, changes of the logits)"""
-    shifts = logit_shifts(params, counts)
+    if not (shifts := logit_shifts(params, counts)):
+        return _NOWHERE, _NO_SHIFTS
     found = [(at, shift) for token, shift in shifts.items() if shift and (at := dist.index(token)) is not None]
     places = np.array([at for at, _ in found], dtype=np.intp)
     return places, np.array([shift for _, shift in found], dtype=np.float64)
@@ -218,6 +219,8 @@ def _with_repetition(
     return where, moved[where]
 
 
+_NOWHERE: IndexArray = np.empty(0, dtype=np.intp)
+_NO_SHIFTS: ProbArray = np.empty(0, dtype=np.float64)
 _MAX_SCORED = 512  # up to this many ids, noise for all costs less than finding those that need it
 
 

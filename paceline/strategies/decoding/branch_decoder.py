@@ -334,7 +334,7 @@ class BranchDecoder:
         """
         self.started = False  # the prompts are known
         self.max_new_tokens: int | None = None  # output tokens that fit the context
-        self.log_evidence: float | None = None  # `log_h_of` this side's branches
+        self.log_evidence: float | None = None  # of this side's branches, see `log_h_of`; None: no documents
         self.forwards = 0  # answered ones, of all branches together
         self.rows = 0  # in them, of one branch
         self.dropped = 0  # of these: rows that a prune dropped before they were scored
