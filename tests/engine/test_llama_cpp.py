@@ -17,7 +17,7 @@ from paceline.core.sampling.dist import Dist
 from paceline.engine.base import Engine
 from paceline.engine.llama_cpp import library
 from paceline.engine.llama_cpp.engine import load_gguf
-from paceline.engine.llama_cpp.library import Exactness, LlamaContext, Scores, Stretch
+from paceline.engine.llama_cpp.library import LlamaContext, Scores, Stretch
 from paceline.errors import EngineError
 from paceline.hub.gguf import described
 from paceline.hub.quantize import write_quantized
@@ -63,7 +63,7 @@ def test_what_was_measured_is_believed_under_the_same_conditions_alone(
 ) -> None:
     gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32)
     measured: list[int] = []
-    monkeypatch.setattr(LlamaContext, "exactness", lambda _: measured.append(1) or Exactness(1, False))
+    monkeypatch.setattr(LlamaContext, "exactness", lambda _: measured.append(1) or (1, False))
     assert gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32).info.is_exact and not measured
     assert not gguf_engine(checkpoint("llama"), GGMLQuantizationType.F32, threads=2).info.is_exact and measured
     for kept in checkpoint("llama").parent.glob("cache/paceline/llama.cpp/*"):

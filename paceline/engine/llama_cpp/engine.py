@@ -24,7 +24,7 @@ from paceline.core.batching.block_manager import KvPrefix, OutOfBlocks
 from paceline.core.batching.segment import Batch, PlacedSegment, SeqId, common_length
 from paceline.core.sampling.sampler import SampledRow
 from paceline.engine.base import ModelInfo, Output, SampleRequest
-from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch, conditions, measured
+from paceline.engine.llama_cpp.library import MOST_ROWS, LlamaContext, Scores, Stretch, measured
 from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
@@ -342,9 +342,7 @@ def load_gguf(
     threads = threads or min(usable_cores(), psutil.cpu_count(logical=False) or 1)
     context = LlamaContext(model.path, rows=longest, threads=threads, grows=model.grows)
     kept = f"llama.cpp/{model.fingerprint}.json"
-    context.least_rows, context.is_exact = measured(
-        kept, conditions(threads), lambda: [*in_own_thread(context.exactness)]
-    )
+    context.least_rows, context.is_exact = measured(kept, threads, lambda: in_own_thread(context.exactness))
     info = ModelInfo(
         name=name,
         fingerprint=model.fingerprint,

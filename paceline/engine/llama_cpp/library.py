@@ -214,20 +214,11 @@ class Stretch(NamedTuple):
     scored: Sequence[bool]
 
 
-class Exactness(NamedTuple):
-    """Exactness of a file here: whether a row's numbers depend on those computed with it, or on the threads."""
-
-    least_rows: int  # of a call, for them to be exact
-    is_exact: bool
-
-
-def conditions(threads: int) -> str:
-    """Under which an `Exactness` of a file holds: release, what of the processor it uses, and threads at most."""
-    return f"{_PACKAGE} {version(_PACKAGE)}, {_library().llama_print_system_info().decode()}, at most {threads} threads"
-
-
-def measured(name: str, conditions: str, measure: Callable[[], list[Any]]) -> list[Any]:
-    """What was measured under these conditions before, or is now. name: of the file in the cache that keeps it."""
+def measured(name: str, threads: int, measure: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    """What was measured with so many threads at most, by this release on this processor, before, or is now. name: of
+    the file in the cache that keeps it."""
+    system = _library().llama_print_system_info().decode()
+    conditions = f"{_PACKAGE} {version(_PACKAGE)}, {system}, at most {threads} threads"
     file = cache() / name
     try:
         kept: list[Any] = json.loads(file.read_text("utf-8"))
@@ -250,14 +241,7 @@ class LlamaContext:
     so it is made small, and anew, with the rows that it holds, when it does not suffice (`resize`).
     """
 
-    def __init__(
-        self,
-        file: Path,
-        *,
-        rows: int,
-        threads: int,
-        grows: bool = True,
-    ) -> None:
+    def __init__(self, file: Path, *, rows: int, threads: int, grows: bool = True) -> None:
         """One stream, empty. rows: of each at most. threads: at most; fewer while others need the cores. grows: up to
         `rows`; False where a row's numbers depend on how many there may be.
 
@@ -308,16 +292,16 @@ class LlamaContext:
             if state:
                 self.restore(stream, state)
 
-    def exactness(self) -> Exactness:
-        """As it is measured: (1, True) if rows have the same scores however a text is divided and by however many
-        threads it is computed, (2, True) if all have that are not computed alone, else (1, False)."""
+    def exactness(self) -> tuple[int, bool]:
+        """`least_rows` and `is_exact`, measured: (1, True) if rows have the same scores however a text is divided and
+        by however many threads it is computed, (2, True) if all have that are not computed alone, else (1, False)."""
         tokens = [(37 * i * i + 11 * i + 5) % self.vocab_size for i in range(_PROBE)]
         most = self._most_threads
         whole = self._divided(tokens, (_PROBE,), most)
         for least, widths in ((1, (1, 2, 3, 5, 7, 1, 1, 20)), (2, (2, 3, 4, 5, 6, 20))):
             if all(np.array_equal(whole, self._divided(tokens, widths, count)) for count in {1, most}):
-                return Exactness(least, True)
-        return Exactness(1, False)
+                return least, True
+        return 1, False
 
     def _divided(self, tokens: Sequence[int], widths: Sequence[int], threads: int) -> Scores:
         self._use(threads)
