@@ -25,7 +25,7 @@ from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.open_sampler import open_tokens
-from paceline.engine.sampling.row_kernel import MARGIN, is_plain, margins, sample_rows
+from paceline.engine.sampling.row_kernel import MARGIN, head_of, is_plain, margins, sample_rows
 from paceline.engine.sampling.workspace import (
     DISTINCT,
     Array,
@@ -177,11 +177,10 @@ def _heads(probs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[Dist | No
     """Heads of the rows that want one. probs: (rows, vocab)"""
 
     def finish(found: Sequence[Array]) -> list[Dist | None]:
-        tops: list[Dist | None] = []
-        for wanted, their_ids, their_probs in zip(rows, *found, strict=True):
-            count = min(wanted.num_top, int(np.count_nonzero(their_probs)))
-            tops.append(Dist.head(their_ids[:count], their_probs[:count]) if wanted.num_top else None)
-        return tops
+        return [
+            head_of(their_ids[: row.num_top], their_probs[: row.num_top]) if row.num_top else None
+            for row, their_ids, their_probs in zip(rows, *found, strict=True)
+        ]
 
     ids, values = largest(probs, group_maxima(probs), min(max(row.num_top for row in rows), probs.shape[1]))
     return Pending([ids, values.double()], finish)

@@ -49,7 +49,8 @@ class GroupNoise:
     def __init__(self, keys: Tensor, num_groups: int) -> None:
         """keys: (rows,) int64, `dist.row_keys`."""
         self._keys = keys
-        self._hashes = _group_hashes(keys[:, None], torch.arange(num_groups, device=keys.device))
+        counters = torch.arange(num_groups, device=keys.device) + dist.FIRST_GROUP
+        self._hashes = _mixed(counters * _signed(dist.GAMMA) + keys[:, None])  # (rows, groups)
         self.least = _exponentials(self._hashes) / GROUP  # (rows, groups) the least exp(-G) of each
 
     def gumbel(self, groups: Tensor, rows: Tensor) -> Tensor:
@@ -60,10 +61,6 @@ class GroupNoise:
         hashes, least = (each[rows[:, None], groups][:, :, None] for each in (self._hashes, self.least))
         x = torch.where(hashes & (GROUP - 1) == place, least, least + own)
         return -torch.log(x).flatten(1)
-
-
-def _group_hashes(keys: Tensor, groups: Tensor) -> Tensor:
-    return _mixed((groups + dist.FIRST_GROUP) * _signed(dist.GAMMA) + keys)
 
 
 def _mixed(counters: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -106,7 +106,7 @@ def sample_rows(
     if not width:
         return found, [None] * count
     return found, [
-        _head(ids[row, :size], probs[row, :size]) if num_top else None
+        head_of(ids[row, :size], probs[row, :size]) if num_top else None
         for row, (size, num_top) in enumerate(zip(head_sizes.tolist(), num_tops.tolist(), strict=True))
     ]
 
@@ -126,7 +126,7 @@ def _run(arguments: tuple[int, ...], num_threads: int) -> None:
                 other.result()
 
 
-def _head(ids: NDArray[np.int32], probs: NDArray[np.float64]) -> Dist:
+def head_of(ids: NDArray[np.integer[Any]], probs: NDArray[np.float64]) -> Dist:
     """ids, probs: falling. Those of probability 0 are left out."""
     count = int(np.count_nonzero(probs))
     return Dist.head(ids[:count], probs[:count])

@@ -135,10 +135,7 @@ class MixedRows:
     """The rows of one request, all branches, and what is known of them so far."""
 
     def __init__(
-        self,
-        rows: Sequence[RowSampling],
-        mixture: BranchMixture,
-        logits: Sequence[Sequence[tuple[Tensor, int]]],
+        self, rows: Sequence[RowSampling], mixture: BranchMixture, logits: Sequence[Sequence[tuple[Tensor, int]]]
     ) -> None:
         """logits: (branches, rows) a tensor of logits, and a row of it"""
         self.rows, self.mixture, self.logits = rows, mixture, logits
@@ -269,12 +266,8 @@ class MixtureSampler:
             changed = [at for at, row in enumerate(rows) if row.params.logit_bias or row.params.looks_back]
             before = some_rows(values, changed).clone() if changed else values
             for at in changed:
-                each, row = places[at]
-                wanted = each.rows[row]
-                process(
-                    values[at],
-                    msgspec.structs.replace(wanted, allowed=None, prompt=each.mixture.prompts[branch]),
-                )
+                prompt = places[at][0].mixture.prompts[branch]
+                process(values[at], msgspec.structs.replace(rows[at], allowed=None, prompt=prompt))
             if changed:
                 which = to_device(changed, low.device)
                 low[which] |= may_revive(before, some_rows(values, changed), best[branch][which])
