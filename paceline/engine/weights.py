@@ -193,12 +193,9 @@ def experts_of(module: nn.Module, linear: Callable[[Tensor], nn.Module]) -> Expe
     return Experts(gate_ups, downs, act)
 
 
-def _keep_stored(model: PreTrainedModel, quantized: Callable[[nn.Module], Rows | None] = lambda _: None) -> None:
+def _keep_stored(model: PreTrainedModel) -> None:
     """Replace the linears, experts and input embedding of a model on the CPU in place, and convert what else it has to
-    float32: norms, biases, routers.
-
-    quantized: the weight of a module that stands for a linear with quantised weights; None for another module.
-    """
+    float32: norms, biases, routers."""
     scratch = Scratch()
 
     def linear(weight: Tensor) -> StoredLinear:
@@ -206,7 +203,7 @@ def _keep_stored(model: PreTrainedModel, quantized: Callable[[nn.Module], Rows |
 
     for name, module in list(model.named_modules()):
         made: nn.Module | None = experts_of(module, linear)
-        if (rows := quantized(module)) is None:
+        if (rows := rows_of(module)) is None:
             if type(module) is nn.Linear:
                 rows = FloatRows(module.weight.detach())
             elif isinstance(module, Conv1D):
@@ -530,7 +527,7 @@ class NumberFormat:
     def adopt(self, model: PreTrainedModel) -> None:
         """Make a model on the CPU, just read, compute in this format."""
         if self.by_rows:
-            _keep_stored(model, rows_of)
+            _keep_stored(model)
         elif self.is_stored:
             dequantize(model, self.computed)
 
