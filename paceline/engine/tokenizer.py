@@ -290,12 +290,7 @@ class _Asked:
     One without such text is encoded whole, exactly as transformers does it.
     """
 
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        forbidden: Iterable[str],
-        variables: Mapping[str, object],
-    ) -> None:
+    def __init__(self, messages: Sequence[Message], forbidden: Iterable[str], variables: Mapping[str, object]) -> None:
         if reserved := sorted(_OWN_NAMES & variables.keys()):
             raise RequestError(
                 f"chat_template_kwargs may not set {reserved[0]}, which this server sets.", param="chat_template_kwargs"

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
+from itertools import accumulate
 from typing import Any
 from urllib.parse import unquote
 
@@ -33,12 +34,7 @@ class TooLarge(ValueError):
 
 def has_too_many_remainders(schema: object) -> bool:
     """True if `multipleOf` needs too many states: one for each remainder, of the lcm of all divisors."""
-    lcm = 1
-    for divisor in _divisors(schema):
-        lcm = math.lcm(lcm, divisor)
-        if lcm > MAX_REMAINDERS:
-            return True
-    return False
+    return any(common > MAX_REMAINDERS for common in accumulate(_divisors(schema), math.lcm))
 
 
 def check_optional(schema: object) -> None:
