@@ -363,8 +363,7 @@ def refine(question: str, passages: Sequence[SourcePassage]) -> RefineAgent:
     """Passages, the best first, as statements. Where it writes nothing usable, or that nothing helps, the passages
     themselves are what the answer is written from: a small model says so too easily for what was found to be thrown
     away. Of few passages it may write less."""
-    shown = passages[:MAX_PASSAGES]
-    most, all_of_them = most_statements(len(shown)), most_statements(len(passages))
-    prompt = _prompt(_REFINE.format(most=all_of_them), question, quoted_passages(shown, REFINED_TEXT))
-    tokens = 160 * all_of_them // MAX_STATEMENTS
+    shown, most = passages[:MAX_PASSAGES], most_statements(len(passages))
+    prompt = _prompt(_REFINE.format(most=most), question, quoted_passages(shown, REFINED_TEXT))
+    tokens = 160 * most // MAX_STATEMENTS
     return AgentTask(tokens, prompt, lambda: StatementParser(question, shown, passages, most=most))

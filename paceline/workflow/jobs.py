@@ -70,11 +70,8 @@ def span_of(reply: str, passage: str, question: str) -> str:
     if reading.has_declined(line):
         return ""
     said = reading.words_apart(line)[:MAX_REPLY]
-    standing, whole, asked = (
-        _spaced(reading.words_apart(passage)),
-        " ".join(said),
-        " ".join(reading.words_apart(question)),
-    )
+    whole, asked = " ".join(said), " ".join(reading.words_apart(question))
+    standing = _spaced(reading.words_apart(passage))
     runs, end = [""], 0
     for start in range(len(said)):
         end = max(end, start)
@@ -84,12 +81,9 @@ def span_of(reply: str, passage: str, question: str) -> str:
     known = reading.terms(asked)
     found = max(runs, key=lambda run: (len(reading.terms(run) - known), len(run)))
     kept, added = reading.terms(found) - known, reading.terms(whole) - known
-    stands = (
-        kept
-        and 2 * len(kept) >= len(added)
-        and reading.figures(whole) - reading.figures(asked) <= reading.figures(found)
-    )
-    return found if stands else ""
+    if not kept or 2 * len(kept) < len(added):
+        return ""
+    return found if reading.figures(whole) - reading.figures(asked) <= reading.figures(found) else ""
 
 
 def agree(one: str, other: str) -> bool:

@@ -34,7 +34,6 @@ class WorkflowScheduler:
         self._units = {unit.name: unit for unit in units}  # the first ones are the default
         assert len(self._units) == len(units), "two processing units have one name"
         self._lost: set[str] = set()  # names
-        self._profiles = profiles
         self._predictions = placement.Predictions(profiles)
         self._failures: dict[tuple[Stage, str], int] = {}
         self._memories: dict[object, str] = {}  # text -> memory that it lies in
@@ -91,7 +90,7 @@ class WorkflowScheduler:
         items = launch.count if outcome.items is None else outcome.items
         if items > 0:
             seconds = event.now - running.began - running.moving_s
-            self._profiles.learn(stage.operation.name, self._units[launch.unit].kind, items, seconds)
+            self._predictions.profiles.learn(stage.operation.name, self._units[launch.unit].kind, items, seconds)
         self.graph.end(stage, launch.count, done=outcome.items, finished=outcome.finished)
         return effects
 
@@ -196,7 +195,5 @@ class WorkflowScheduler:
             for stage in self.graph.forget(request):
                 self._memories.pop(stage.text, None)
                 self._refused.discard(stage)
-        gone = {key for key in self._failures if key[0] not in self.graph}
-        for key in gone:
-            del self._failures[key]
+        self._failures = {key: count for key, count in self._failures.items() if key[0] in self.graph}
         return [graph.StagesDone(request) for request in ended]
