@@ -76,11 +76,6 @@ def register(*structs: type[SessionMessage]) -> None:
     _known = _Known(known)
 
 
-def registered() -> tuple[type[Frame], ...]:
-    """Structs of all messages that the link decodes now."""
-    return tuple(_known.structs.values())
-
-
 def encode(message: Frame) -> bytes:
     """Encode one frame. Raises LocalProtocolError for one above its size limit or with text that is not Unicode."""
     try:

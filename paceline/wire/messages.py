@@ -10,7 +10,7 @@ messages of the strategies in this package are defined here, others are added wi
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Final, Literal, Self
 
 import msgspec
@@ -493,10 +493,9 @@ STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
     SpeedReport,
     SyncState,
 )
-# Openings that no strategy's machine takes part in, by what they name as their strategy, and what answers them.
+# What openings name as their strategy in which no strategy's machine takes part, see `OpenSession`.
 SEARCH: Final = "search"
 WRITE: Final = "write"
-ANSWERED_BY: Final[Mapping[str, type[SessionFrame]]] = {SEARCH: RetrievedPassages, WRITE: WrittenText}
 Message = Hello | Challenge | Proof | Welcome | RenewKey | NewKey | KeyKept | Ping | Pong | Drain | SessionFrame
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -17,23 +17,28 @@ import msgspec.inspect as schema
 
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import (
-    ANSWERED_BY,
     SEARCH,
     VERSION,
+    WRITE,
     ChatMessage,
     Drafts,
     Frame,
     OpenSession,
     Options,
+    RetrievedPassages,
     Sampling,
     SentConstraint,
+    SessionFrame,
     Targets,
+    WrittenText,
 )
 from paceline.wire.payloads import encode_places, encode_tokens
 from paceline.wire.verify_messages import MAX_CHAIN, DraftChain
 from tests.reliability.mutated_drafts import Aim, DraftValues
 
 JOINT: Final = tuple(name for name, strategy in STRATEGIES.items() if strategy.needs_peer)
+# What answers an opening that no strategy's machine takes part in, by what it names as its strategy.
+ANSWERED_BY: Final[Mapping[str, type[SessionFrame]]] = {SEARCH: RetrievedPassages, WRITE: WrittenText}
 FORGED: Final = "2026-01-01 00:00:00,000 CRITICAL paceline: forged"  # a line of a log, as text of a message
 LEVELS = ("open", "document-private", "answer-private", "local-only", "", "OPEN", "private")
 AGGREGATORS = ("", "mixture", "coin", "paper", "dictator")

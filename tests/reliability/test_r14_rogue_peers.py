@@ -24,12 +24,12 @@ from paceline.commands.demo import Child, Children, command
 from paceline.engine.fake import fake_model
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.codec import encode
-from paceline.wire.messages import ANSWERED_BY, CloseSession, KeyKept, OpenSession, RenewKey
+from paceline.wire.messages import CloseSession, KeyKept, OpenSession, RenewKey
 from tests.e2e.pair import started
 from tests.reliability.conftest import Figure, Size
 from tests.reliability.honest import ALONE, ask_strictly, client_of
 from tests.reliability.mutated_drafts import Aim
-from tests.reliability.mutated_fields import FORGED, JOINT
+from tests.reliability.mutated_fields import ANSWERED_BY, FORGED, JOINT
 from tests.reliability.mutation import KINDS, Mutator
 from tests.reliability.raw_link import RawLink, device_link, introduction, raw_cloud
 from tests.reliability.real_server import Honest
