@@ -42,11 +42,8 @@ class CodeSecrets:
     """What a code stands for."""
 
     id: str
-    seed: bytes  # of an Ed25519 key: the device's proof
-    mac_key: bytes  # the server's proof
-
-    def __repr__(self) -> str:
-        return f"CodeSecrets({self.id!r})"
+    seed: bytes = field(repr=False)  # of an Ed25519 key: the device's proof
+    mac_key: bytes = field(repr=False)  # the server's proof
 
 
 def normalised(code: str) -> str:
