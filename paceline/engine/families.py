@@ -292,9 +292,8 @@ class ThinkingMask(Mask):
             return _also(found, (self._begin[place],))
         if place + 1 < len(self._begin):
             return found
-        kept = np.ones(self._tokenizer.vocab_size, dtype=np.bool_) if found is None else found.copy()
-        kept[self._begin[place]] = False
-        return kept
+        every = np.ones(self._tokenizer.vocab_size, dtype=np.bool_)
+        return _but(every if found is None else found, self._begin[place])
 
     def _next_of_end(self, path: Sequence[int]) -> int:
         """The token of the second mark that follows as much of it as the path ends with."""
@@ -408,11 +407,8 @@ class ToolFormat:
         return "".join(f"{TAG}{key}{TAG_END}{text}{CLOSING}" for key, text in texts.items())
 
 
-TAG, TAG_END, CLOSING = (
-    "<parameter=",
-    ">\n",
-    "\n</parameter>\n",
-)  # around a tagged parameter's name, and behind its text
+TAG, TAG_END = "<parameter=", ">\n"  # around a tagged parameter's name
+CLOSING = "\n</parameter>\n"  # behind its text
 
 HERMES: Final = ToolFormat(
     "hermes",
