@@ -62,7 +62,7 @@ class Tokenizer:
         self._lock = threading.Lock()
         added = self._hf.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
-        self._special = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._special = {token_id: token.content for token_id, token in added.items() if token.special}
         try:
             self._template = ChatTemplate(CHATML if template is None else template)
         except TemplateError as error:
@@ -70,16 +70,14 @@ class Tokenizer:
         form = format_of(self._template.source)
         self.thinking, self.tools = marks_of(self._template.source), form.name
         own = "".join((form.text, *(self.thinking or ())))
-        self._silent = frozenset(token for token in self._special if self._added[token] not in own)
+        self._silent = frozenset(token_id for token_id, text in self._special.items() if text not in own)
         names = {name: self._hf.id_to_token(token_id) for name, token_id in special.ids.items() if token_id >= 0}
         self._variables = {name: text for name, text in (names | dict(special.names)).items() if text is not None}
         ends = (self._variables.get("eos_token", ""), *([_END] if template is None else []))
         self.eos_ids = special.ends | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
         vocabulary, content = self._hf.get_vocab(with_added_tokens=True), json.loads(serialised)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        self.fingerprint = _fingerprint(
-            vocabulary, content["model"], {token: self._added[token] for token in self._special}
-        )
+        self.fingerprint = _fingerprint(vocabulary, content["model"], self._special)
         kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
         self._decoders = frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))
 
@@ -125,8 +123,8 @@ class Tokenizer:
         return ids
 
     def token_name(self, token_id: int) -> str:
-        is_special = token_id in self._special
-        return self._added[token_id] if is_special else self.token_bytes(token_id).decode("utf-8", "replace")
+        name = self._special.get(token_id)
+        return self.token_bytes(token_id).decode("utf-8", "replace") if name is None else name
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._hf.decode(list(ids), skip_special_tokens=True))
@@ -164,7 +162,7 @@ class Tokenizer:
         """Texts that a template refuses or leaves out are written elsewhere: the system's at the head of the user's
         message, and messages of one role in a row as one. Raises RequestError for a conversation that the template
         does not show in any of these ways."""
-        asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
+        asked = _Asked(messages, self._special.values(), template_kwargs)
         refusal: RequestError | None = None
         for layout in _LAYOUTS:
             try:
@@ -184,7 +182,7 @@ class Tokenizer:
         self, messages: Sequence[Message], document: str, *, template_kwargs: Mapping[str, object] = NO_FIELDS
     ) -> tuple[list[int], list[int], list[int]]:
         """Where a template can only place the document behind earlier messages, the preamble holds these."""
-        asked = _Asked(messages, map(self._added.__getitem__, self._special), template_kwargs)
+        asked = _Asked(messages, self._special.values(), template_kwargs)
         mark = asked.fresh()
         refusal: RequestError | None = None
         placed: tuple[str, str] | None = None
