@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import astuple
 from functools import reduce
 from operator import or_
 from typing import Any, TypeVar, cast
@@ -19,7 +18,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.sampling.dist import ONE, SLACK, Dist, IdArray, check, from_codes, quantized_codes
-from paceline.core.sampling.sampler import Constraint, SamplingParams, Thinking, usable_temperature
+from paceline.core.sampling.sampler import Constraint, SamplingParams, usable_temperature
 from paceline.errors import LocalProtocolError, RemoteProtocolError
 from paceline.wire import messages, payloads
 from paceline.wire.close_codes import CloseCode, remote_fault
@@ -184,16 +183,11 @@ def encode_options(options: Options) -> msgspec.Raw:
 def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint | None:
     if constraint is None:
         return None
-    sent = {name: getattr(constraint, name) for name in messages.SentConstraint.__struct_fields__}
-    thinking = None if constraint.thinking is None else messages.SentThinking(*astuple(constraint.thinking))
-    return messages.SentConstraint(**sent | {"stop_ids": list(constraint.stop_ids), "thinking": thinking})
+    return msgspec.convert(constraint, messages.SentConstraint, from_attributes=True)
 
 
 def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:
-    sent = constraint.thinking
-    thinking = None if sent is None else Thinking(*msgspec.structs.astuple(sent))
-    fields = msgspec.structs.asdict(constraint)
-    return Constraint(**fields | {"stop_ids": tuple(constraint.stop_ids), "thinking": thinking})
+    return msgspec.convert(constraint, Constraint, from_attributes=True)
 
 
 def _array(data: bytes) -> list[Any]:
