@@ -40,12 +40,10 @@ def has_too_many_remainders(schema: object) -> bool:
 def check_optional(schema: object) -> None:
     """Raises TooLarge for an object with more properties that may be left out than MAX_OPTIONAL."""
     for each in _schemas(schema):
-        properties, required = each.get("properties"), each.get("required")
-        if isinstance(properties, dict) and len(properties) > MAX_OPTIONAL:
-            needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
-            number = len(properties.keys() - needed)
-            if number > MAX_OPTIONAL:
-                raise TooLarge(f"an object of it has {number} properties that may be left out; {MAX_OPTIONAL} may be")
+        needed = {name for name in _list(each.get("required")) if isinstance(name, str)}
+        number = len(_mapping(each.get("properties")).keys() - needed)
+        if number > MAX_OPTIONAL:
+            raise TooLarge(f"an object of it has {number} properties that may be left out; {MAX_OPTIONAL} may be")
 
 
 def _rewritten(value: object, change: Callable[[dict[str, object], dict[str, object]], dict[str, object]]) -> object:
