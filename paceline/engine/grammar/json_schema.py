@@ -144,12 +144,11 @@ class _NamesUnknownError(Exception):
 
 
 def closed(schema: Schema) -> Schema:
-    """The schema with its objects closed; the same object if nothing is to be closed or it cannot be determined."""
+    """The schema with its objects closed; as it is given if it cannot be determined which."""
     try:
-        result = _object(_rewritten(schema, _Closing(schema).closed))
+        return _object(_rewritten(schema, _Closing(schema).closed))
     except (_NamesUnknownError, RecursionError):  # RecursionError: too deeply nested
         return schema
-    return schema if result == schema else result
 
 
 class _Closing:
