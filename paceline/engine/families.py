@@ -292,8 +292,7 @@ class ThinkingMask(Mask):
             return _also(found, (self._begin[place],))
         if place + 1 < len(self._begin):
             return found
-        every = np.ones(self._tokenizer.vocab_size, dtype=np.bool_)
-        return _but(every if found is None else found, self._begin[place])
+        return _but(np.ones(self._tokenizer.vocab_size, np.bool_) if found is None else found, self._begin[place])
 
     def _next_of_end(self, path: Sequence[int]) -> int:
         """The token of the second mark that follows as much of it as the path ends with."""

@@ -181,9 +181,13 @@ def encode_options(options: Options) -> msgspec.Raw:
 
 
 def constraint_to_wire(constraint: Constraint | None) -> messages.SentConstraint | None:
+    """Raises LocalProtocolError for one that a peer would refuse."""
     if constraint is None:
         return None
-    return msgspec.convert(constraint, messages.SentConstraint, from_attributes=True)
+    try:
+        return msgspec.convert(constraint, messages.SentConstraint, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise LocalProtocolError(f"the constraint cannot be sent: {error}") from error
 
 
 def constraint_from_wire(constraint: messages.SentConstraint) -> Constraint:

@@ -493,7 +493,7 @@ STRATEGY_MESSAGES: tuple[type[SessionMessage], ...] = (
     SpeedReport,
     SyncState,
 )
-# What openings name as their strategy in which no strategy's machine takes part, see `OpenSession`.
+# Strategies that an opening names though no machine takes part, see `OpenSession`.
 SEARCH: Final = "search"
 WRITE: Final = "write"
 Message = Hello | Challenge | Proof | Welcome | RenewKey | NewKey | KeyKept | Ping | Pong | Drain | SessionFrame

@@ -25,7 +25,7 @@ from paceline.core.sampling import dist as core_noise
 from paceline.core.sampling.dist import Dist
 from paceline.core.sampling.sampler import RowSampling, SampledRow, sample_row
 from paceline.engine.sampling.open_sampler import open_tokens
-from paceline.engine.sampling.row_kernel import MARGIN, head_of, is_plain, margins, sample_rows
+from paceline.engine.sampling.row_kernel import MARGIN, falling_head, is_plain, margins, sample_rows
 from paceline.engine.sampling.workspace import (
     DISTINCT,
     Array,
@@ -178,7 +178,7 @@ def _heads(probs: Tensor, rows: Sequence[RowSampling]) -> Pending[list[Dist | No
 
     def finish(found: Sequence[Array]) -> list[Dist | None]:
         return [
-            head_of(their_ids[: row.num_top], their_probs[: row.num_top]) if row.num_top else None
+            falling_head(their_ids[: row.num_top], their_probs[: row.num_top]) if row.num_top else None
             for row, their_ids, their_probs in zip(rows, *found, strict=True)
         ]
 

@@ -106,7 +106,7 @@ def sample_rows(
     if not width:
         return found, [None] * count
     return found, [
-        head_of(ids[row, :size], probs[row, :size]) if num_top else None
+        falling_head(ids[row, :size], probs[row, :size]) if num_top else None
         for row, (size, num_top) in enumerate(zip(head_sizes.tolist(), num_tops.tolist(), strict=True))
     ]
 
@@ -126,7 +126,7 @@ def _run(arguments: tuple[int, ...], num_threads: int) -> None:
                 other.result()
 
 
-def head_of(ids: NDArray[np.integer[Any]], probs: NDArray[np.float64]) -> Dist:
+def falling_head(ids: NDArray[np.integer[Any]], probs: NDArray[np.float64]) -> Dist:
     """ids, probs: falling. Those of probability 0 are left out."""
     count = int(np.count_nonzero(probs))
     return Dist.head(ids[:count], probs[:count])
