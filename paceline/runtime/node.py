@@ -22,7 +22,7 @@ from paceline.engine.base import ModelInfo, ServedModel
 from paceline.errors import ConfigError, EngineLost, PacelineError, RequestError, StorageError
 from paceline.rag.embedder import Embedder
 from paceline.rag.records import Vectors
-from paceline.rag.rerank import CrossEncoder, Reranker
+from paceline.rag.rerank import CrossEncoder
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.library import Library
 from paceline.runtime.admission import AnswerPlaces
@@ -49,7 +49,7 @@ from paceline.runtime.service import (
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.output_text import PromptScorer, token_strings
 from paceline.runtime.units import OUTSIDE, Turnstile, UnitRegistry
-from paceline.runtime.workflows.run import Tools, Workflows, own_reranker
+from paceline.runtime.workflows.run import Tools, Workflows
 from paceline.strategies.base import Side
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.messages import VERSION
@@ -177,10 +177,17 @@ class Node:
             endpoint.on_sent = self._peers.on_sent if first is None else endpoint.on_sent
         self._workflows = Workflows(self._resources, self._peers, admit, tools, self.outside)
         self.workflows = self._workflows.names
+        resources = self._resources
+        self.find = partial(resources.units.do, "search")
+        self.forget_answers = resources.forget_answers
+        self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
+        self.score = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size).score
+        self._embedder = None if store is None else TextEmbedder(store.embedder, resources.units)
+        self._reranker = None if store is None else self._workflows.reranker
+        self._reranking = Turnstile(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self.library: Library | None = None if first is None else first.library
         self._is_first = first is None
-        self._init_texts(self._resources, tools.reranker)
 
     async def __aenter__(self) -> Self:
         resources = self._resources
@@ -224,25 +231,6 @@ class Node:
 
     def _is_busy(self) -> bool:
         return bool(self._clients or self._peers.busy or self._preparation.preparing)
-
-    def _init_texts(self, resources: Resources, reranker: Reranker | None) -> None:
-        """reranker: None for the one of the store's own embedder, if it has one."""
-        self.relevance = resources.relevance  # the scale of this side's; None: it keeps no documents
-        self.find = partial(resources.units.do, "search")
-        self.forget_answers = resources.forget_answers
-        self._tokenizer = resources.tokenizer
-        self.score = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size).score
-        self._embedder: TextEmbedder | None = None
-        self._info: tuple[EmbedderInfo, ...] = ()
-        self._reranker: Reranker | None = None
-        self._reranking = Turnstile(1)
-        self._units = resources.units
-        if resources.store is None:
-            return
-        embedder = resources.store.embedder
-        self._embedder = TextEmbedder(embedder, resources.units)
-        self._info = (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
-        self._reranker = reranker or own_reranker(resources.store)
 
     # ---- the service ------------------------------------------------------------------------------------------------
     def models(self) -> Sequence[ModelInfo]:
@@ -297,16 +285,19 @@ class Node:
         yield self
 
     async def tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._tokenizer.raw, text))
+        return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))
 
     async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._tokenizer.chat, messages))
+        return tuple(await asyncio.to_thread(self._resources.tokenizer.chat, messages))
 
     async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        return await asyncio.to_thread(token_strings, self._tokenizer, tokens)
+        return await asyncio.to_thread(token_strings, self._resources.tokenizer, tokens)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
-        return self._info
+        if self._resources.store is None:
+            return ()
+        embedder = self._resources.store.embedder
+        return (EmbedderInfo(embedder.served_name, embedder.dimensions, embedder.max_tokens),)
 
     async def embed(self, texts: Sequence[str], owner: str) -> Embeddings:
         if self._embedder is None:
@@ -324,7 +315,8 @@ class Node:
         for start in range(0, len(passages), PART_PASSAGES):
             part = passages[start : start + PART_PASSAGES]
             async with self._reranking.turn(owner):
-                scores += map(float, await self._units.do("rerank", partial(self._reranker.score, query, part), owner))
+                work = partial(self._reranker.score, query, part)
+                scores += map(float, await self._resources.units.do("rerank", work, owner))
         if isinstance(self._reranker, CrossEncoder):  # logits; clients compare with thresholds from 0 to 1
             scores = [_probability(score) for score in scores]
         count = self._embedder.count

@@ -133,7 +133,7 @@ async def test_a_changed_token_is_found_where_it_stands(tmp_path: Path, front: S
             proof = await node.prove(request, [msgspec.structs.replace(record, tokens=tokens)])
             first = proof.differing[0]
             assert (first.index, first.token, first.owed) == (index, tokens[index], token)
-            assert first.names == (chr(tokens[index]), node._tokenizer.token_name(token))
+            assert first.names == (chr(tokens[index]), node._resources.tokenizer.token_name(token))
             assert (proof.unproven, proof.tokens) == ({}, said([record]))
         longer = msgspec.structs.replace(record, tokens=record.tokens[:-2], ends=True)
         (end,) = (await node.prove(request, [longer])).differing
@@ -194,4 +194,4 @@ async def test_what_is_not_what_it_was_is_said_and_nothing_of_it_counts_as_prove
 
 def own_prompts(node: Node, request: GenerateRequest) -> list[tuple[str, float | None]]:
     """As they are recorded where no document is read."""
-    return [(hashed(node._tokenizer.chat(request.prompt.messages)), None)]
+    return [(hashed(node._resources.tokenizer.chat(request.prompt.messages)), None)]

@@ -400,7 +400,7 @@ class Workflows:
         self._resources = resources
         self._peers = peers
         self._admit = admit
-        self._reranker = tools.reranker or own_reranker(resources.store)
+        self.reranker = tools.reranker or own_reranker(resources.store)
         self._web = tools.web
         self._long_passages = tools.long_passages
         self._driver = WorkflowDriver(resources.units)
@@ -432,7 +432,7 @@ class Workflows:
             self._readable(request) if searched else None,
             request.sources.selection,
             request.sources.min_score,
-            self._reranker,
+            self.reranker,
             link if searched and side == "device" and request.wish.privacy != "local-only" else None,
         )
         web, cloud = self._web_for(request, link), await self._cloud_for(request, link)
