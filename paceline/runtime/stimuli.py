@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from paceline.core.batching.segment import StepSize
 from paceline.core.sampling.dist import Dist
-from paceline.core.sampling.sampler import Mask, SampledRow
+from paceline.core.sampling.sampler import Mask
 from paceline.strategies.base import Effect, Event, FromDraftModel, Machine, MachineConfig, Sampled, Scored, Strategy
 
 MAX_BYTES: Final = 256 << 20  # of a log, which then ends
@@ -203,7 +203,7 @@ class LoggedMachine:
         seen = event
         if self._log.text:
             seen = with_reads(event, partial(self._reading, self._count))
-            line["event"], line["later"] = Encoder().encode(without_reads(event)), places_of(event)
+            line["event"], line["later"] = Encoder().encode(with_reads(event, None)), places_of(event)
             if (answer := answer_in(event)) is not None:
                 line["step"] = self._log.step(answer.step)
         else:
@@ -253,24 +253,16 @@ def places_of(event: Event) -> list[int]:
     return [p for p, row in enumerate(answer.rows) if row.dists is not None] if isinstance(answer, Sampled) else []
 
 
-def with_reads(event: Event, read: Reading) -> Event:
-    """The event, whose rows' distributions are read by `read`, which is told the row's place and how."""
-    return _with_rows(
-        event,
-        lambda place, row: (
-            row if row.dists is None else msgspec.structs.replace(row, dists=partial(read, place, row.dists))
-        ),
-    )
-
-
-def without_reads(event: Event) -> Event:
-    """The event as it is written: what may be read later is not read for the log."""
-    return _with_rows(event, lambda _, row: row if row.dists is None else msgspec.structs.replace(row, dists=None))
-
-
-def _with_rows(event: Event, change: Callable[[int, SampledRow], SampledRow]) -> Event:
+def with_reads(event: Event, read: Reading | None) -> Event:
+    """The event, whose rows' distributions are read by `read`, which is told the row's place and how. None: as it is
+    written, since what may be read later is not read for the log."""
     answer = answer_in(event)
     if not isinstance(answer, Sampled) or not places_of(event):
         return event
-    rows = tuple(change(place, row) for place, row in enumerate(answer.rows))
+    rows = tuple(
+        row
+        if row.dists is None
+        else msgspec.structs.replace(row, dists=None if read is None else partial(read, place, row.dists))
+        for place, row in enumerate(answer.rows)
+    )
     return with_answer(event, msgspec.structs.replace(answer, rows=rows))
