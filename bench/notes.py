@@ -23,11 +23,12 @@ from typing import Final, Literal
 
 from lab.demo_pair import Pair
 from lab.training.texts.squad import normal_form
-from paceline.core.side import SIDES, Side
+from paceline.core.side import SIDES, Side, WayOfReading
 from paceline.engine.reader.answer import NOTHING, NOTHING_OF_SEVERAL
 from paceline.models import CLOUD, DEVICE, READER
 from paceline.rag.embedder import Embedder, load_embedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import unruled
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 
 from .bootstrap import Estimate, share_of
@@ -155,10 +156,9 @@ def answer(pair: Pair, stores: Mapping[Side, DocumentStore], question: str) -> s
 
 def prompts(pair: Pair, side: Side, store: DocumentStore, question: str) -> PromptSet:
     model, messages = pair.models[side], [{"role": "user", "content": question}]
-    room, together = model.engine.info.max_positions // 2, not model.tokenizer.one_document
-    prompts = prompts_of(
-        messages, store, model.tokenizer, k=PASSAGES, max_prompt=room, reading="together" if together else "apart"
-    )
+    room = model.engine.info.max_positions // 2
+    way: WayOfReading = "apart" if model.tokenizer.one_document else "together"
+    prompts = prompts_of(messages, unruled(store), model.tokenizer, k=PASSAGES, max_prompt=room, reading=way)
     return prompts.without_relevance() if side == "device" else prompts
 
 

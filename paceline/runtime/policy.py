@@ -44,7 +44,7 @@ from paceline.core.side import Side
 from paceline.errors import PacelineError, RequestError
 from paceline.rag.prompt import query_of
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments
+from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments, unruled
 from paceline.runtime.service import AUTO, GenerateEvent, GenerateRequest, Generation, GenerationResult
 from paceline.sql import Home, OwnRows, SqliteFile, place_in
 from paceline.strategies.base import JOINT_LEVELS
@@ -214,18 +214,17 @@ class PolicyGuard:
     # ---- documents --------------------------------------------------------------------------------------------------
     def readable(
         self,
-        store: DocumentStore | None,
+        store: DocumentStore,
         owner: str,
         model: str = "",
         *,
         peer: bool = False,
         level: Privacy | None = None,
-    ) -> Readable | None:
-        """This side's documents for a reader; None where no rule says anything of documents, and it reads all. owner:
-        the key's id. peer: the other side reads them, and gets none that has a rule. level: of an answer that has
-        begun: what had to be held more strictly is not read for it."""
-        if store is None or not self._rules_documents:
-            return None
+    ) -> Readable:
+        """This side's documents for a reader. owner: the key's id. peer: the other side reads them, and gets none that
+        has a rule. level: of an answer that has begun: what had to be held more strictly is not read for it."""
+        if not self._rules_documents:
+            return unruled(store)
         if self._ruled is None or self._ruled.store is not store:
             self._ruled = RuledDocuments(store, self.policy)
         grants = self._grants_of(owner, model)
@@ -279,8 +278,8 @@ class PolicyGuard:
                 "This key may not confirm documents. Their owner does it at a terminal: paceline policy allow NAME; or "
                 "with a key for which [policy.keys] of the file says confirms = true."
             )
-        readable = self.readable(store, owner)
-        known = {} if readable is None else {each.id: each for each in readable.documents() if each.is_asked_for}
+        documents = () if store is None else self.readable(store, owner).documents()
+        known = {each.id: each for each in documents if each.is_asked_for}
         if document_id not in known:
             raise RequestError("There is no such document.", status=404, code="not_found", param="document")
         self.state.confirm(known[document_id])

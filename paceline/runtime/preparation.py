@@ -17,7 +17,6 @@ from paceline.core.policy import causes_of
 from paceline.core.sampling.sampler import Constraint, Mask, Thinking
 from paceline.engine.families import thinking_after
 from paceline.errors import PacelineError, RequestError
-from paceline.rag.store.readable import Readable
 from paceline.runtime.admission import AnswerPlaces, Parts, Stretches
 from paceline.runtime.energy import SideEnergy
 from paceline.runtime.link.connection import Link
@@ -293,7 +292,7 @@ class Preparation:
                 missing=None,
                 removals=removals,
             )
-            if isinstance(readable, Readable):
+            if readable is not None:
                 causes = causes_of(await asyncio.to_thread(readable.rules))
                 held.decision = held.decision.narrowed(causes, resources.side, holds=True)
                 prepared = replace(prepared, held=held.decision.holds != "open")

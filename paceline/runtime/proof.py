@@ -193,7 +193,7 @@ class Prover:
             borrowed = await self._passages(asked, record, text, record.borrowed)
             if borrowed is None:
                 raise NotProvableError("Passages of the cloud that it has read cannot be had now, or are others.")
-            prompts = await self._reading.prompts(asked, resources.store, borrowed, length=end if record.start else 0)
+            prompts = await self._reading.prompts(asked, None, borrowed, length=end if record.start else 0)
             if [hashed(branch.prompt) for branch in prompts.branches] == [prompt for prompt, _ in record.prompts]:
                 weighed = zip(prompts.branches, record.prompts, strict=True)
                 branches = tuple(Branch(branch.prompt, score) for branch, (_, score) in weighed)

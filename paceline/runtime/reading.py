@@ -15,7 +15,6 @@ from typing import NamedTuple
 from paceline.core.policy import LEAVES, Decision, DocumentRule, causes_of
 from paceline.core.sampling.sampler import Mask
 from paceline.rag.records import Passage, Selection
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.peers import Peers
@@ -50,7 +49,7 @@ class Begun:
 
     request: GenerateRequest  # at that level
     held: Decision
-    readable: Readable | DocumentStore | None  # this side's documents
+    readable: Readable | None  # this side's documents
     peer: tuple[str | None, Link | None]  # its name and link, as `Peers.peer_for` says
     barred: str  # why that peer is not asked; empty: it may be
     removals: int  # of documents, before any search
@@ -118,8 +117,8 @@ class Reading:
             guard.left(),
         )
 
-    def _rules_of(self, readable: Readable | DocumentStore | None, passage: Passage) -> tuple[str, ...]:
-        document = readable.of(passage) if isinstance(readable, Readable) else None
+    def _rules_of(self, readable: Readable | None, passage: Passage) -> tuple[str, ...]:
+        document = None if readable is None else readable.of(passage)
         return () if document is None else tuple(map(str, document.rules))
 
     async def begin(self, request: GenerateRequest) -> Begun:
@@ -148,9 +147,8 @@ class Reading:
         mask = await self.mask(request)  # what cannot be kept is refused before documents are searched
         return Begun(request, held, readable, peer, barred, removals, context, found, mask)
 
-    def _documents(self, selection: Selection, readable: Readable | DocumentStore | None) -> tuple[int, int]:
-        narrowed = readable.selection(selection) if isinstance(readable, Readable) else selection
-        return self._resources.documents(narrowed)
+    def _documents(self, selection: Selection, readable: Readable | None) -> tuple[int, int]:
+        return self._resources.documents(selection if readable is None else readable.selection(selection))
 
     def narrowed(self, begun: Begun, request: GenerateRequest, read: Read) -> Begun:
         """With this request of it at the level that is right for what was found. Raises RequestError where that is
@@ -165,7 +163,7 @@ class Reading:
     async def found(self, begun: Begun, request: GenerateRequest) -> Read:
         """What this side finds, before anything is asked of the other side."""
         prompts, readable = await self.prompts(request, begun.readable), begun.readable
-        if not isinstance(readable, Readable):
+        if readable is None:
             return Read(prompts, (), (), {})
         return Read(prompts, (), await asyncio.to_thread(readable.rules, prompts.passages), readable.asked)
 
@@ -216,7 +214,7 @@ class Reading:
     async def prompts(
         self,
         request: GenerateRequest,
-        readable: Readable | DocumentStore | None,
+        readable: Readable | None,
         peer_passages: Sequence[Passage] = (),
         *,
         query: str | None = None,

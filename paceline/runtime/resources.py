@@ -326,11 +326,11 @@ class Resources:
         by_model: WayOfReading = "apart" if self.tokenizer.one_document else "together"
         return next((each for each in WAYS_OF_READING if each == asked), by_model)
 
-    def readable(
-        self, owner: str, *, peer: bool = False, level: Privacy | None = None
-    ) -> Readable | DocumentStore | None:
+    def readable(self, owner: str, *, peer: bool = False, level: Privacy | None = None) -> Readable | None:
         """This side's documents for a reader, see `PolicyGuard.readable`; None where it keeps none."""
-        return self.guard.readable(self.store, owner, self.info.name, peer=peer, level=level) or self.store
+        if self.store is None:
+            return None
+        return self.guard.readable(self.store, owner, self.info.name, peer=peer, level=level)
 
     def documents(self, selection: Selection) -> tuple[int, int]:
         """The number of selected documents, and of removals so far. Reads the disk: on any thread."""

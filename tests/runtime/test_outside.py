@@ -23,7 +23,6 @@ from paceline.core.policy import DocumentRule, Grant, Pattern, Policy
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, FakeEngine
 from paceline.errors import ConfigError, EndpointError, RequestError
-from paceline.rag.store.readable import Readable
 from paceline.runtime import endpoint as endpoint_module
 from paceline.runtime.endpoint import OutsideEndpoint
 from paceline.runtime.node import Node
@@ -356,8 +355,9 @@ async def test_a_workflow_at_the_cloud_tells_a_stranger_no_document_with_a_rule_
         async with rig(tmp_path / str(told), policy=policy, at="cloud") as made:
             cloud = made.bench.cloud
             guard = cloud._resources.guard
-            if isinstance(readable := cloud._resources.readable(""), Readable):
-                guard.state.confirm(*readable.documents())
+            readable = cloud._resources.readable("")
+            for document in () if readable is None else readable.documents():
+                guard.state.confirm(document)
             _, done = await collect(await cloud.prepare(request))
             assert done.strategy == OUTSIDE
             assert (b"museum garden" in made.stranger.heard) == told

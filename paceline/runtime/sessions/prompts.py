@@ -26,7 +26,6 @@ from paceline.rag.prompt import (
     relevance,
 )
 from paceline.rag.records import MANAGED, MIN_SCORE, Passage, Selection
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.engine_loop.document_prefill import DocumentPrefiller, Pieces
 from paceline.runtime.engine_loop.requests import StoredPrefix
@@ -183,7 +182,7 @@ def too_long(positions: int, tokens: int, param: str) -> RequestError:
 
 def prompts_of(
     messages: Messages,
-    store: DocumentStore | Readable | None,
+    store: Readable | None,
     tokenizer: TextModel,
     *,
     k: int,

@@ -20,7 +20,6 @@ from paceline.errors import LinkError, PacelineError
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage, Selection, Vectors
 from paceline.rag.rerank import Reranker, best_first
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.runtime.link.connection import Link
 from paceline.runtime.sessions.driver import Egress
@@ -75,7 +74,7 @@ class NodePlaces:
     sent."""
 
     side: Side
-    store: DocumentStore | Readable | None
+    store: Readable | None
     selection: Selection
     min_score: float
     reranker: Reranker | None  # None: passages keep the order of the search
@@ -116,11 +115,11 @@ class NodePlaces:
         """What a model has said of a passage before; asked: a hash of what that was asked for."""
         if self.store is None or found.side != self.side:
             return None
-        return stored(self.store).find_reading(found.passage.chunk_id, asked)
+        return self.store.store.find_reading(found.passage.chunk_id, asked)
 
     def keep_reading(self, found: Found, asked: str, owner: str, text: str) -> None:
         if self.store is not None and found.side == self.side:
-            stored(self.store).keep_reading(found.passage.chunk_id, asked, owner, text)
+            self.store.store.keep_reading(found.passage.chunk_id, asked, owner, text)
 
     def _found(self, passages: Sequence[Passage]) -> Sequence[Found]:
         return [Found(passage, self.side, private=self.side == "device") for passage in passages]
@@ -140,10 +139,6 @@ class NodePlaces:
         if self.reranker is None:
             return [-float(place) for place in range(len(texts))]
         return [float(score) for score in self.reranker.score(query, texts)]
-
-
-def stored(documents: DocumentStore | Readable) -> DocumentStore:
-    return documents.store if isinstance(documents, Readable) else documents
 
 
 MAX_READ: Final = 4  # passages of the answer, of each side's documents and of the web

@@ -455,7 +455,7 @@ class Workflows:
         can_search = self._web is not None and self._resources.store is not None
         return tuple(name for name in flows.WORKFLOWS if can_search or name != "research")
 
-    def _readable(self, request: GenerateRequest) -> DocumentStore | Readable | None:
+    def _readable(self, request: GenerateRequest) -> Readable | None:
         """This side's documents at the request's level: what has to be held more strictly comes too late. What a
         stranger is told of them is what a peer reads."""
         peer = request.wish.strategy == OUTSIDE and self._resources.side == "cloud"

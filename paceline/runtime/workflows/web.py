@@ -16,7 +16,6 @@ from paceline.errors import LinkError, PacelineError, WebError
 from paceline.rag.parsing.process import Around, ParserPool
 from paceline.rag.prompt import passages_text
 from paceline.rag.records import Passage
-from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable
 from paceline.rag.web import (
     DEFAULTS,
@@ -72,7 +71,7 @@ class WebAccess:
         self._parsers = ParserPool()
         self._reading = 0
 
-    async def read(self, url: str, store: DocumentStore | Readable, around: Around = nullcontext) -> WebPage:
+    async def read(self, url: str, store: Readable, around: Around = nullcontext) -> WebPage:
         """A page in passages of the size that the store's embedder reads. around: parsing, see `ParserPool.submit`.
         Raises PacelineError."""
         count = store.embedder.count
@@ -96,7 +95,7 @@ class NodeWeb:
 
     here: Side
     access: WebAccess
-    store: DocumentStore | Readable
+    store: Readable
     min_score: float  # passages of a page that are less similar to its query are not read
     link: Link | None = None
     parsing: Around = nullcontext  # of pages
