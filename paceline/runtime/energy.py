@@ -165,15 +165,12 @@ class Rapl:
         if not self.zones:
             raise MeterUnreadable("this machine has no RAPL counters")
         self.zones += [each for each in parts if each.name == "dram"]
+        self.description = "RAPL, " + ", ".join(each.name for each in self.zones)
         self.read()
 
     def read(self) -> Sequence[MeterReading]:
         """Raises MeterUnreadable."""
         return [zone.read() for zone in self.zones]
-
-    @property
-    def description(self) -> str:
-        return "RAPL, " + ", ".join(zone.name for zone in self.zones)
 
 
 def _zone(folder: Path) -> Zone:

@@ -33,7 +33,6 @@ from paceline.core.policy import (
     Budget,
     Cause,
     Decision,
-    DocumentRule,
     Grant,
     Policy,
     Privacy,
@@ -244,16 +243,13 @@ class PolicyGuard:
             self._ruled,
             lambda each: kept(each) or asked(each),
             lambda each: asked(each) and not kept(each),
-            lambda text, rules: self.remember(text, self._level(rules)),
+            lambda text, rules: self.remember(text, self._strictest(*(HIGHEST[each.rule] for each in rules))),
             bars_others=any(grant.reads is not None for grant in grants),
         )
 
     def _strictest(self, *levels: Privacy) -> Privacy:
         found = strictest("open", *levels)
         return "local-only" if found == "answer-private" and self._side == "cloud" else found
-
-    def _level(self, rules: Sequence[DocumentRule]) -> Privacy:
-        return self._strictest(*(HIGHEST[each.rule] for each in rules))
 
     def _confirmed(self) -> frozenset[bytes]:
         try:

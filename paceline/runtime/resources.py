@@ -258,7 +258,7 @@ class Resources:
         self._tables = parts.kept.tables or TableStore(None, model.tokenizer.fingerprint, model.tokenizer.vocab_size)
         self._document_tables = DocumentTables()
         self._shrinking: asyncio.Task[None] | None = None  # writes tables to their files
-        self._stats: dict[tuple[str, str, bool], OnlineStats] = {}
+        self._stats: dict[tuple[str, str, bool], OnlineStats] = {}  # of earlier answers, by their kind
         self._times: Sequence[Timed] = ()
         self._cache_secret = secrets.token_bytes(32)
         # Strategies by which this side may be the fastest alone, with ratios of their times. Of a model cut in stages,
@@ -362,14 +362,6 @@ class Resources:
         mask = await self._compiling.mask(constraint, owner)
         return mask if constraint.kind == "text" else MaskBesideLoop(mask, self._mask_threads, owner)
 
-    def stats(self, strategy: Strategy, options: Options, sampling: SamplingParams) -> OnlineStats:
-        """Statistics of earlier answers of the same kind."""
-        kind = strategy.name, options.stats_kind, sampling.temperature == 0.0
-        if kind not in self._stats:
-            self._stats[kind] = OnlineStats()
-            self._stats[kind].begin(self._times)
-        return self._stats[kind]
-
     def machine(self, strategy: Strategy, config: MachineConfig) -> Machine:
         """A machine of this strategy, whose stimuli are logged where they are to be."""
         log = self.parts.computing.stimuli
@@ -433,8 +425,12 @@ class Resources:
         predicted: TextMemory | None = None,
     ) -> DraftingMeans:
         """drafts: by the draft model as well. Raises PacelineError for an energy budget that this side cannot keep."""
+        kind = strategy.name, options.stats_kind, sampling.temperature == 0.0
+        if kind not in self._stats:
+            self._stats[kind] = OnlineStats()
+            self._stats[kind].begin(self._times)
         return DraftingMeans(
-            self.stats(strategy, options, sampling),
+            self._stats[kind],
             table,
             self.energy.queue(options) if self.side == "device" else None,
             self.worker.depth,

@@ -133,7 +133,7 @@ class _DelayLine:
 
     def __init__(self, shaper: Shaper) -> None:
         self._shaper = shaper
-        self._items: asyncio.Queue[tuple[float, Item]] = asyncio.Queue()
+        self._items: asyncio.Queue[tuple[float, int, Item]] = asyncio.Queue()  # when each arrives, its size, and itself
         self._size = 0
         self._arrived = asyncio.Event()
 
@@ -142,21 +142,17 @@ class _DelayLine:
         while self._size >= MAX_IN_FLIGHT:
             self._arrived.clear()
             await self._arrived.wait()
-        size = _size_of(item)
+        size = len(item) if isinstance(item, bytes) else 0
         self._size += size
-        self._items.put_nowait((self._shaper.schedule(asyncio.get_running_loop().time(), size), item))
+        self._items.put_nowait((self._shaper.schedule(asyncio.get_running_loop().time(), size), size, item))
 
     async def get(self) -> Item:
         """The next item, at its arrival time."""
-        arrival, item = await self._items.get()
+        arrival, size, item = await self._items.get()
         await asyncio.sleep(arrival - asyncio.get_running_loop().time())
-        self._size -= _size_of(item)
+        self._size -= size
         self._arrived.set()
         return item
-
-
-def _size_of(item: Item) -> int:
-    return len(item) if isinstance(item, bytes) else 0
 
 
 class EmulatedTransport:

@@ -374,14 +374,12 @@ class Members:
         by_first: dict[int, Member] = {}
         for member in self.members:
             if member.span is not None:
-                by_first.setdefault(member.span[0], member)
+                by_first.setdefault(member.about.first, member)
         row: list[Member] = []
         reached = 0
         while reached in by_first:
-            member = by_first[reached]
-            assert member.span is not None, "it has layers"
-            row.append(member)
-            reached = member.span[1]
+            row.append(by_first[reached])
+            reached = row[-1].about.stop
         layers = row[0].about.layers if row else 0
         if not row or reached != layers:
             spans = ", ".join(f"{m.span[0]}:{m.span[1]}" for m in self.members if m.span is not None) or "none"
