@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 
 import httpx
@@ -21,7 +21,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import EndpointError
 from paceline.strategies.base import FinishReason
 
-Told = list[dict[str, str]]  # messages
+Told = Sequence[Mapping[str, str]]  # messages
 Count = Callable[[int, int], None]
 
 

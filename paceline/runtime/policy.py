@@ -307,7 +307,7 @@ class PolicyGuard:
             return "open"
         form = request.output.constraint
         beside = (*map(str, request.prompt.template.values()), "" if form is None else form.text)
-        said = [str(message["content"]) for message in request.prompt.messages]
+        said = [message["content"] for message in request.prompt.messages]
         whole = [marks.get(self.state.mark(_pair(*pair))) for pair in pairwise(said)]
         found = [self._quoted(text, marks) for text in (*said, *beside)]
         level = strictest("open", *found, *(each for each in whole if each is not None))

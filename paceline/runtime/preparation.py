@@ -193,7 +193,7 @@ class Preparation:
         may_say = prompts.unanswered or (strategy.needs_peer and not prompts.passages)
         saying: Constraint | None = None
         if may_say and request.wish.options.get("judged"):
-            saying = replace(unanswered_form(str(request.prompt.messages[-1]["content"])), thinking=thinking)
+            saying = replace(unanswered_form(request.prompt.messages[-1]["content"]), thinking=thinking)
         unanswered = None if saying is None else await self._unanswered_mask(saying, request.account.owner)
         told = "" if unanswered is None or strategy.needs_peer else UNANSWERED_REASON
         # Drafts of an answer by both sides cross the link.

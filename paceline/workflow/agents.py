@@ -17,7 +17,7 @@ from paceline.core.printable import shortened
 from paceline.workflow import reading
 
 Origin = Literal["device", "cloud", "web"]
-Prompt = list[Mapping[str, object]]  # role and content of each message, for a chat template
+Prompt = Sequence[Mapping[str, str]]  # role and content of each message, for a chat template
 
 
 @dataclass(frozen=True, slots=True)

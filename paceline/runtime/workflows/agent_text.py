@@ -258,7 +258,7 @@ class AgentText:
         try:
             async with asyncio.timeout_at((self._began or 0.0) + STAGE_S):
                 asked = self.reader.asked()
-                self._prompt = max(1, sum(len(str(each["content"])) for each in asked.messages) // CHARACTERS)
+                self._prompt = max(1, sum(len(each["content"]) for each in asked.messages) // CHARACTERS)
                 if self.cloud is not None and self._away:
                     if self.reader.private:
                         raise PacelineError("a prompt with private text is read by no other side")
@@ -378,5 +378,4 @@ class CloudTexts:
     egress: Egress
 
     def write(self, messages: Prompt, max_tokens: int) -> TextStream:
-        told = [{name: str(value) for name, value in message.items()} for message in messages]
-        return TextStream(self.begin(told, max_tokens))
+        return TextStream(self.begin(messages, max_tokens))

@@ -215,8 +215,7 @@ class WorkflowRun:
         key = self.terms.key(owner, f"{max_tokens} {asked}", passages_text(found.passage))
         if (known := await asyncio.to_thread(self.places.reading, found, key)) is not None:
             return known
-        messages: Prompt = [{"role": "user", "content": asked}]
-        stream = await self._write(messages, max_tokens, launch.criticality, found)
+        stream = await self._write([{"role": "user", "content": asked}], max_tokens, launch.criticality, found)
         self._jobs.add(stream)
         try:
             part = await stream.take(max_tokens + 1)
@@ -233,9 +232,8 @@ class WorkflowRun:
         """Begin an agent's text: greedy, by this side's model alone, of no document but this passage."""
         passage = () if found is None else (found.passage,)
         own = found is None or found.side == self._side
-        told = tuple({name: str(value) for name, value in message.items()} for message in messages)
         request = self._alone(
-            service.AskedPrompt(told, template=NO_THINKING),
+            service.AskedPrompt(tuple(messages), template=NO_THINKING),
             SamplingParams(temperature=0.0),
             service.OutputForm(max_tokens, thinking_tokens=0),
             service.Sources(passages=passage if own else (), other_passages=() if own else passage),
@@ -369,7 +367,7 @@ class WorkflowRun:
 
 def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int:
     """Of the answer's prompts with these passages, a branch each; about."""
-    said = sum(len(str(message["content"])) for message in request.prompt.messages)
+    said = sum(len(message["content"]) for message in request.prompt.messages)
     texts = sum(len(passages_text(passage)) for passage in passages)
     return max(1, (said * max(1, len(passages)) + texts) // CHARACTERS)
 
