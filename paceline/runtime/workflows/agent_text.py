@@ -262,7 +262,7 @@ class AgentText:
                 if self.cloud is not None and self._away:
                     if self.reader.private:
                         raise PacelineError("a prompt with private text is read by no other side")
-                    self._stream = self.cloud.write(asked.messages, asked.max_tokens)
+                    self._stream = TextStream(self.cloud.begin(asked.messages, asked.max_tokens))
                 else:
                     self._stream = await self.write(asked.messages, asked.max_tokens, launch.criticality)
                 await self._stream.begun()
@@ -376,6 +376,3 @@ class CloudTexts:
     units: CloudUnits
     begin: Callable[[Told, int], TextSource]
     egress: Egress
-
-    def write(self, messages: Prompt, max_tokens: int) -> TextStream:
-        return TextStream(self.begin(messages, max_tokens))

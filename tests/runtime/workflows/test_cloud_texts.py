@@ -217,7 +217,7 @@ async def test_a_prompt_with_private_text_is_not_sent_even_where_a_launch_says_s
 
         units = SimpleNamespace(rest=rested.append, names=("cloud 0",))
 
-        def write(self, *_: object) -> Any:
+        def begin(self, *_: object) -> Any:
             raise AssertionError("it was sent")
 
     refining = Refining("Where?")
