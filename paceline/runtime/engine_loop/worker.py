@@ -101,7 +101,6 @@ class Worker(ABC):
         return Certainty(approximate=bool(self.doubt) and not self.told)
 
     def account(self) -> AnswerEnergy:
-        """An account of the energy of one answer."""
         return AnswerEnergy(self._meter_name, self._send_w)
 
     async def compute(

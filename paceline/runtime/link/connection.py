@@ -360,7 +360,6 @@ class Link(PeerLink):
 
     @property
     def is_idle(self) -> bool:
-        """True while no session is open."""
         return not self._machine.sessions
 
     def drain(self) -> None:

@@ -287,7 +287,6 @@ class Session(EngineSequences, ABC):
 
     @property
     def finished(self) -> bool:
-        """The machine has ended."""
         return self._driver.finished
 
     def fail(self, error: PacelineError) -> None:

@@ -167,7 +167,6 @@ class ClientSession(Session):
         return self.prepared.prompts.longest
 
     def _grouped(self) -> Group:
-        """A group of sequences that write this answer."""
         asked = self.prepared.request.account
         return self._worker.group(self.prepared.claim, owner=asked.owner, criticality=asked.criticality)
 

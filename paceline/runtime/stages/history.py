@@ -135,7 +135,6 @@ class History:
                 self._base.adopt(seq, tokens)
 
     def check(self) -> None:
-        """Assert the invariants."""
         self._base.check()
 
 

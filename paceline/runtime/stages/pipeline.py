@@ -212,7 +212,6 @@ class RemotePipeline(StageHead):
         return self._output(under)
 
     def _output(self, under: BatchUnderWay) -> Output:
-        """The result of a batch that has run."""
         handle, done = BatchHandle(under.ticket), under.done
         assert done is not None
         weakref.finalize(handle, self.forgotten.append, int(under.ticket)).atexit = False

@@ -374,8 +374,6 @@ def _prompt_tokens(request: GenerateRequest, passages: Sequence[Passage]) -> int
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Of workflows."""
-
     # None: late interaction over the store's own embedder; where that has no vectors of tokens, passages keep the order
     # of their search.
     reranker: Reranker | None = None
