@@ -10,6 +10,7 @@ from paceline.bootstrap import open_web
 from paceline.errors import ConfigError, WebError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import unruled
 from paceline.rag.web import SearxngSearch
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import describe, resolve
@@ -61,5 +62,5 @@ async def test_no_setting_opens_the_own_network(tmp_path: Path) -> None:
     with DocumentStore.open(tmp_path, HashEmbedder()) as store:
         for host in ("127.0.0.1", "localhost", "10.0.0.1", "[::1]", "169.254.169.254"):
             with pytest.raises(WebError, match="not at a public address"):
-                await access.read(f"http://{host}/", store)
+                await access.read(f"http://{host}/", unruled(store))
     await access.close()

@@ -21,7 +21,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.errors import EndpointError
 from paceline.strategies.base import FinishReason
 
-Told = Sequence[Mapping[str, str]]  # messages
+Told = Sequence[dict[str, str]]  # messages
 Count = Callable[[int, int], None]
 
 

@@ -292,7 +292,7 @@ class Preparation:
                 missing=None,
                 removals=removals,
             )
-            if readable is not None:
+            if readable is not None and readable.ruled is not None:
                 causes = causes_of(await asyncio.to_thread(readable.rules))
                 held.decision = held.decision.narrowed(causes, resources.side, holds=True)
                 prepared = replace(prepared, held=held.decision.holds != "open")

@@ -163,7 +163,7 @@ class Reading:
     async def found(self, begun: Begun, request: GenerateRequest) -> Read:
         """What this side finds, before anything is asked of the other side."""
         prompts, readable = await self.prompts(request, begun.readable), begun.readable
-        if readable is None:
+        if readable is None or readable.ruled is None:
             return Read(prompts, (), (), {})
         return Read(prompts, (), await asyncio.to_thread(readable.rules, prompts.passages), readable.asked)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Literal, TypeVar
@@ -17,7 +17,7 @@ from paceline.core.printable import shortened
 from paceline.workflow import reading
 
 Origin = Literal["device", "cloud", "web"]
-Prompt = Sequence[Mapping[str, str]]  # role and content of each message, for a chat template
+Prompt = Sequence[dict[str, str]]  # role and content of each message, for a chat template
 
 
 @dataclass(frozen=True, slots=True)

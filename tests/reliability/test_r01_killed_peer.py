@@ -13,6 +13,7 @@ from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.fake import fake_model
 from paceline.rag.embedder import load_embedder
 from paceline.rag.store.documents import DocumentStore
+from paceline.rag.store.readable import unruled
 from paceline.runtime.sessions.prompts import PromptSet, prompts_of
 from tests.e2e.pair import DEVICE, QUESTION, Pair, running_pair
 from tests.reliability.conftest import Figure, Size
@@ -29,7 +30,7 @@ def prompts_of_the_cloud(directory: Path) -> PromptSet:
     model = fake_model(0)
     messages = [{"role": "user", "content": QUESTION}]
     with DocumentStore.open(store_of(directory, "cloud"), load_embedder("hash")) as store:
-        return prompts_of(messages, store, model.tokenizer, k=2, max_prompt=2048)
+        return prompts_of(messages, unruled(store), model.tokenizer, k=2, max_prompt=2048)
 
 
 def ask(pair: Pair, drafts: Shape) -> Stream:

@@ -361,13 +361,13 @@ class Library:
         documents: DocumentStore,
         zone: Zone,
         work: FileWork | None = None,
-        readable: Callable[[str], Readable | None] = lambda _: None,
+        readable: Callable[[str], Readable] | None = None,
     ) -> None:
         """`zone`: this side's, given to every document. work: where files are read in; None: anywhere. readable: what
         an owner may read of them; None: all. Raises ConfigError when the folder cannot be used."""
         embedder = documents.embedder
         self.zone: Zone = zone
-        self._readable = readable
+        self.readable = readable or (lambda _: unruled(documents))
         self._documents = documents
         self._database = Database(
             documents.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=documents.home
@@ -436,10 +436,6 @@ class Library:
         best = [found[chunk_id] for chunk_id in rank_fusion(*rankings)[:k]]
         known = [attributes(each.collection, each.file_id) for each in best]
         return [Hit(replace(each, score=max(each.score, 0.0)), own) for each, own in zip(best, known, strict=True)]
-
-    def readable(self, owner: str) -> Readable:
-        """What an owner may read of all documents."""
-        return self._readable(owner) or unruled(self._documents)
 
     def passages(self, chunk_ids: Collection[int]) -> dict[int, tuple[str, str]]:
         """(text as it stands in prompts, place) of those of these chunks that exist, of any owner. For answers whose
