@@ -1,8 +1,8 @@
 """The HTTP server: listen, serve, and drain on a signal.
 
-Every limit of uvicorn is set here, none left to its default. A first SIGTERM or Ctrl-C drains: new requests are
-refused, links stay up, answers finish; a second one ends at once. Both end the process normally, so that everything
-that was started is stopped.
+Every limit of uvicorn is set here, none left to its default. A first SIGTERM, SIGHUP or Ctrl-C drains: new requests
+are refused, links stay up, answers finish; a second one ends at once, but for SIGHUP. All end the process normally, so
+that everything that was started is stopped.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ import errno
 import functools
 import gc
 import logging
+import signal
 import socket
 import struct
+import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -308,6 +310,27 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
         for close in self._closers:
             await close()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Beside uvicorn's: the end of the terminal, where it is not ignored (`nohup`)."""
+        number = getattr(signal, "SIGHUP", None)  # not on Windows
+        with ExitStack() as restored:
+            in_main = threading.current_thread() is threading.main_thread()
+            if number is not None and in_main and signal.getsignal(number) != signal.SIG_IGN:
+                restored.callback(signal.signal, number, signal.signal(number, self._hang_up))
+            restored.enter_context(super().capture_signals())
+            yield
+
+    def _hang_up(self, *_: object) -> None:
+        """Stop, as at a signal. Shell and system may both send it, so a second one ends nothing."""
+
+        def stop() -> None:
+            if self._draining is None:
+                self.stop()
+
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(stop)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002  # uvicorn's signature
         """Stop on a signal. Does not record it: uvicorn would raise it again before the rest is stopped."""

@@ -155,12 +155,13 @@ async def test_draining_refuses_new_requests_and_waits_for_active_ones() -> None
     await drained
 
 
-def test_the_heap_is_frozen_while_serving() -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_heap_is_frozen_while_serving_until_a_signal(number: signal.Signals) -> None:
     spared: list[int] = []
 
     def ready() -> None:
         spared.append(gc.get_freeze_count())
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     asyncio.run(serve(create_app(ScriptedService(), keyring=Keyring({})), listen("127.0.0.1", 0), on_ready=ready))
     assert spared[0] > 0
