@@ -50,11 +50,12 @@ def register(app: typer.Typer) -> None:
     group.command("add", epilog="Example: paceline devices add phone")(spread(add_device))
     group.command("list", epilog="Example: paceline devices list --json")(spread(list_devices))
     group.command("revoke", epilog="Example: paceline devices revoke phone")(spread(revoke_device))
-    told = "Create, list and revoke the keys that let applications use this server."
+    told = "Create, list, extend and revoke the keys that let applications use this server."
     group = group_of(app, "keys", told, "paceline keys create notebook --scope chat --expires 30")
     example = "Example: paceline keys create notebook --scope chat --scope embeddings"
     group.command("create", epilog=example)(spread(create_key))
     group.command("list", epilog="Example: paceline keys list --json")(spread(list_keys))
+    group.command("extend", epilog="Example: paceline keys extend notebook --expires 90")(spread(extend_key))
     group.command("revoke", epilog="Example: paceline keys revoke notebook")(spread(revoke_key))
     example = "paceline database copy --to postgresql://paceline@db/paceline"
     group = group_of(app, "database", "The database that several servers share.", example)
@@ -190,8 +191,25 @@ def list_keys(where: AtServer = HERE, as_json: Json = False) -> None:
     show(found, *lines, beside=none, as_json=as_json)
 
 
+Named = Annotated[str, typer.Argument(help="its name, or its prefix, as `paceline keys list` shows them")]
+
+
+def extend_key(
+    name: Named,
+    expires: Annotated[
+        float | None, typer.Option(metavar="DAYS", help="days it holds from now on; default: until revoked")
+    ] = None,
+    where: AtServer = HERE,
+    as_json: Json = False,
+) -> None:
+    """Let a key, also an expired one, hold longer. Its files and conversations stay its own."""
+    if not _keys(where).extend(name, expires):
+        raise ConfigError(f"There is no key {name} that could be extended; see `paceline keys list`.")
+    show({"extended": name}, f"extended {name}", as_json=as_json)
+
+
 def revoke_key(
-    name: Annotated[str, typer.Argument(help="its name, or its prefix, as `paceline keys list` shows them")],
+    name: Named,
     where: AtServer = HERE,
     as_json: Json = False,
 ) -> None:

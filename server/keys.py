@@ -1,4 +1,4 @@
-"""API keys of applications: created, listed and revoked by command, effective in a running server at once.
+"""API keys of applications: created, listed, extended and revoked by command, effective in a running server at once.
 
 Only a key's SHA-256 is stored. A slow hash protects passwords that people choose; a key here is 256 random bits, which
 cannot be guessed however fast the hash, and the hash is computed for every request.
@@ -78,19 +78,16 @@ class Keys:
                 raise ConfigError(f"Unknown scope {scope[:80]!r}; known: {', '.join(SCOPES)}.")
         if device is not None:
             check_name(device)
-        if days is not None and not 0 < days <= 36_500:
-            raise ConfigError(f"A key cannot expire after {days:g} days: give a number above 0, 36500 at most.")
+        expires = _expiry(days)
         key = MARK + secrets.token_urlsafe(32)
         kept = " ".join(scope for scope in SCOPES if scope in scopes) or None
-        now = time.time()
-        expires = None if days is None else now + days * DAY_S
         digest = hashlib.sha256(key.encode()).digest()
         self._require()
         try:
             with self._tables.changing() as rows:
                 rows.execute(
                     "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-                    (name, key[:SHOWN], digest, kept, device, now, expires),
+                    (name, key[:SHOWN], digest, kept, device, time.time(), expires),
                 )
         except DuplicateRow:
             raise ConfigError(f"There is a key {name} already: revoke it first, or choose another name.") from None
@@ -125,6 +122,16 @@ class Keys:
             ).rowcount
         return changed > 0
 
+    def extend(self, name: str, days: float | None) -> bool:
+        """Let a key, also an expired one, hold for so many days from now; None: until it is revoked. What it has made
+        stays its own. False when there is no such key, or it was revoked."""
+        with self._tables.changing() as rows:
+            changed = rows.execute(
+                "UPDATE keys SET expires_at = ? WHERE (name = ? OR prefix = ?) AND revoked_at IS NULL",
+                (_expiry(days), name, name),
+            ).rowcount
+        return changed > 0
+
     # ---- the server's side ------------------------------------------------------------------------------------------
     @contextmanager
     def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
@@ -155,6 +162,15 @@ class Keys:
 
 # A revoked key expires in 1970: with the moment of revocation it would be valid again if the clock were set back.
 _CURRENT = "SELECT digest, name, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
+
+
+def _expiry(days: float | None) -> float | None:
+    """s since 1970. Raises ConfigError."""
+    if days is None:
+        return None
+    if not 0 < days <= 36_500:
+        raise ConfigError(f"A key cannot expire after {days:g} days: give a number above 0, 36500 at most.")
+    return time.time() + days * DAY_S
 
 
 def _stored(row: tuple[bytes, str, str | None, str | None, float | None]) -> StoredKey:

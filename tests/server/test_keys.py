@@ -86,6 +86,16 @@ def test_a_key_expires(keys: Keys, clock: Clock) -> None:
         clock.now += 1
         assert ring.identify(bearer(key)) is None and keys.all()[0].state == "expired"
         assert not ring.holds()
+        assert ring.expired(bearer(key)) == clock.now and ring.expired(bearer("another")) is None
+        (dead,) = stored()
+        assert keys.extend("short", 1) and keys.all()[0].state == "valid"
+        assert ring.identify(bearer(key)) == dead.identity, "what it made is its own"
+        clock.now += DAY_S
+        assert ring.identify(bearer(key)) is None
+        assert keys.extend(key[:SHOWN], None) and ring.identify(bearer(key)) == dead.identity
+        assert keys.revoke("short") and not keys.extend("short", 1) and ring.expired(bearer(key)) is None
+        with pytest.raises(ConfigError, match="cannot expire after 0 days"):
+            keys.extend("short", 0)
 
 
 def test_the_last_key_revoked_opens_nothing(keys: Keys) -> None:
@@ -237,13 +247,24 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
         assert 'scope="chat"' in refusal.headers["www-authenticate"]
         assert request("GET", url + "/v1/models", headers={"authorization": f"Bearer {embedder}"}).status_code == 200
 
+        brief = command(tmp_path, "create", "brief", "--expires", "1e-9").stdout.strip()
+        told = fault(request("POST", url + CHAT, json=BODY, headers={"authorization": f"Bearer {brief}"}), 401)
+        assert "expired on 20" in str(told["message"]) and told["code"] == "invalid_api_key"
+        assert "extended brief" in command(tmp_path, "extend", "brief", "--expires", "9").stdout
+        assert request("POST", url + CHAT, json=BODY, headers={"authorization": f"Bearer {brief}"}).status_code == 200
+
         assert "revoked app" in command(tmp_path, "revoke", "app").stdout
         assert fault(request("POST", url + CHAT, json=BODY, headers=headers), 401)["code"] == "invalid_api_key"
     listed = command(tmp_path, "list")
     assert key[:SHOWN] in listed.stdout and "device phone" in listed.stdout and "scopes embeddings" in listed.stdout
     assert key not in listed.stdout
-    assert [row["state"] for row in json.loads(command(tmp_path, "list", "--json").stdout)] == ["revoked", "valid"]
-    assert isinstance(command(tmp_path, "revoke", "app").exception, ConfigError)
+    assert [row["state"] for row in json.loads(command(tmp_path, "list", "--json").stdout)] == [
+        "revoked",
+        "valid",
+        "valid",
+    ]
+    for asked in ("revoke", "extend"):
+        assert isinstance(command(tmp_path, asked, "app").exception, ConfigError)
 
 
 # ---- at the device --------------------------------------------------------------------------------------------------

@@ -445,6 +445,8 @@ class AdmissionMiddleware:
         if identity is None:
             missing = "No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
             message = missing if key is None else "Incorrect API key provided."
+            if (expired := self.admission.keyring.expired(key)) is not None:
+                message = time.strftime("This API key expired on %Y-%m-%d: have it extended.", time.gmtime(expired))
             asks = {"WWW-Authenticate": "Bearer"}
             raise RefusedError(Failure(401, message, code="invalid_api_key", headers=asks))
         visitor: Visitor | None = scope["state"].get(CONNECTION)

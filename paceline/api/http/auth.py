@@ -87,15 +87,15 @@ class Keyring:
         keys = (*self._configured, *self._stored())
         if not keys:
             return NOBODY
-        scheme, _, key = (authorization or "").partition(" ")
-        presented = _digest(key.strip())
-        found: StoredKey | None = None
-        for each in keys:  # no early end: the time taken reveals nothing
-            if hmac.compare_digest(each.digest, presented):
-                found = each
-        if found is None or scheme.lower() != "bearer" or (found.until is not None and time.time() >= found.until):
+        found = _presented(keys, authorization)
+        if found is None or (found.until is not None and time.time() >= found.until):
             return None
         return found.identity
+
+    def expired(self, authorization: str | None) -> float | None:
+        """When the key of a header expired, s since 1970; None for one that is unknown, valid or revoked."""
+        found = _presented((*self._configured, *self._stored()), authorization)
+        return None if found is None or not found.until or time.time() < found.until else found.until
 
     def name_of(self, key: str) -> str:
         """Name of a stored key by its id; empty for any other."""
@@ -103,6 +103,16 @@ class Keyring:
 
     def holds(self) -> bool:
         return bool(self._configured) or any(key.until is None or time.time() < key.until for key in self._stored())
+
+
+def _presented(keys: Sequence[StoredKey], authorization: str | None) -> StoredKey | None:
+    scheme, _, key = (authorization or "").partition(" ")
+    presented = _digest(key.strip())
+    found: StoredKey | None = None
+    for each in keys:  # no early end: the time taken reveals nothing
+        if hmac.compare_digest(each.digest, presented):
+            found = each
+    return found if scheme.lower() == "bearer" else None
 
 
 def parse_keys(entries: Iterable[str]) -> dict[str, str | None]:
