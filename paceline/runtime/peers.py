@@ -315,13 +315,13 @@ class Peers:
         if self.scales.difference(peer):
             prompts = prompts.with_equal_sides()
         if prompts.longest + length >= positions:
-            session.fail(PacelineError(f"its context of {positions} tokens is too short"))
+            session.refuse(f"its context of {positions} tokens is too short")
             return
         rows = [len(branch.prompt) + length for branch in prompts.branches]
         more = max(1, part.end - length)
         share = resources.claim(rows, more)
         if share is None or not share.drafts:
-            session.fail(PacelineError("the engine's memory is too short for it"))
+            session.refuse("its engine's memory is too short")
             return
         if session not in self._sessions:
             return  # it has ended meanwhile

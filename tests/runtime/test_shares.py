@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack, closing
 import pytest
 
 from paceline.core.sampling.sampler import SamplingParams
+from paceline.engine.base import LoadedModel
+from paceline.engine.fake import ByteTokenizer, FakeEngine, fake_model
 from paceline.errors import RequestError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.records import Vectors
@@ -17,7 +19,7 @@ from paceline.runtime import peers as peers_module
 from paceline.runtime.node import PART_TEXTS, TextEmbedder
 from paceline.runtime.units import UnitRegistry
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node import REQUEST, collect, linked, nodes
 
 pytestmark = pytest.mark.anyio
 
@@ -124,3 +126,20 @@ async def test_texts_of_one_key_s_many_requests_are_embedded_in_turns_with_anoth
         assert parts.index("one") - before <= 2, "the part under way, and one of the other's"
         await asyncio.gather(*many)
     assert parts.count("many") == 16
+
+
+@pytest.mark.parametrize(
+    ("positions", "told"), [(16, "its context of 16 tokens is too short"), (80, "its context is full")]
+)
+async def test_a_peer_whose_context_is_too_short_refuses_and_is_not_lost(positions: int, told: str) -> None:
+    """At once, or where it is full in mid-answer."""
+    small = LoadedModel(FakeEngine(2, spread=0.3, max_positions=positions), ByteTokenizer())
+    asked = changed(ENDLESS, max_tokens=120, strategy="aggregate")
+    async with linked(fake_model(1), small) as bench:
+        _, done = await collect(await bench.cloud.prepare(asked))
+        assert (done.degraded, done.completion_tokens) == ("device_refused", 120)
+        assert done.strategy_reason.endswith(told)
+        for on_loss in ("fail", "pause"):
+            with pytest.raises(RequestError, match=told) as refused:
+                await collect(await bench.cloud.prepare(changed(asked, on_loss=on_loss)))
+            assert refused.value.code == "device_refused"

@@ -260,9 +260,8 @@ class ClientSession(Session):
             case CloseSession(_, reason):
                 reason = printable(reason[:MAX_REFUSAL])
                 log.warning("the %s left an answer: %s", other(self.prepared.side), reason, extra={"id": self.trace})
-                self.link_lost(
-                    returns=False, refusal=reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
-                )
+                refusal = reason.removeprefix(REFUSED) if reason.startswith(REFUSED) else ""
+                self.link_lost(returns=False, refusal="its context is full" if reason == "length" else refusal)
             case SessionMessage():
                 if not self._leaves:
                     self.deliver(Received(message, self._loop.time()))
