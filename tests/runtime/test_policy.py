@@ -300,6 +300,15 @@ async def test_a_key_reads_what_it_may_with_the_models_that_it_may_at_the_level_
         _, done = await pair.ask(changed(ASKED, owner="k1", documents=4))
         assert {one.document for one in done.found if one.side == "device"} == {"late.md"}
         check_sent("answer-private", pair.sent(), "the key's level")
+        library = pair.bench.device.library
+        assert library is not None
+        shown = {each.document: each.chunk_id for each in pair.stores["device"].passages(0, 9)}
+        assert library.passage("k1", shown["late.md"]).passage.document == "late.md"
+        with pytest.raises(RequestError) as hidden:
+            library.passage("k1", shown["velda.md"])
+        with pytest.raises(RequestError) as nobodys:
+            library.passage("k1", 999)
+        assert (hidden.value.status, str(hidden.value)) == (404, str(nobodys.value))
         assert done.policy is not None and done.policy.rule == "key phone: answer-private"
         for owner in ("k2", "unknown"):
             with pytest.raises(RequestError, match="may not use the model"):

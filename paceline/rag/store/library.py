@@ -462,9 +462,10 @@ class Library:
 
         Raises RequestError (404) for any other.
         """
+        readable = self.readable(owner)
         with self._database.reading() as database:
             shown = find_passage(database, owner, chunk_id)
-        if shown is None:
+        if shown is None or readable.hides(shown.passage):
             raise RequestError("This passage is not here, or not any more.", status=404, code="not_found", param="id")
-        self.readable(owner).admit(shown.passage, *shown.before, *shown.after)
+        readable.admit(shown.passage, *shown.before, *shown.after)
         return shown

@@ -181,6 +181,11 @@ class Readable:
         """Its document; None where no rule says anything of documents."""
         return None if self.ruled is None else self.ruled.known().of(passage)
 
+    def hides(self, passage: Passage) -> bool:
+        """Whether this reader is not to know that it is there."""
+        document = self.of(passage)
+        return document is not None and self.bars(document) and not self.asks(document)
+
     def admit(self, passage: Passage, *texts: str) -> None:
         """Raises RequestError for a passage that is not shown to this reader. texts: of it, and around it."""
         if self.ruled is None:
