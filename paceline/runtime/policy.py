@@ -40,7 +40,7 @@ from paceline.core.policy import (
     used_up,
 )
 from paceline.core.side import Side
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.rag.prompt import query_of
 from paceline.rag.store.documents import DocumentStore
 from paceline.rag.store.readable import Readable, RuledDocument, RuledDocuments, unruled
@@ -72,6 +72,9 @@ _SCHEMA: Final = (
         at REAL NOT NULL
     )""",
 )
+
+
+_UNMARKED: Final = ""  # in the place of an answer that is not marked yet
 
 
 def _pair(question: str, answer: str) -> str:
@@ -174,6 +177,10 @@ class PolicyState:
                 (MAX_MARKS,),
             )
 
+    def drop_mark(self, mark: bytes) -> None:
+        with self._rows.reading() as rows:
+            rows.execute("DELETE FROM policy_marks WHERE mark = ?", (mark,))
+
 
 class PolicyGuard:
     """The policy of one side. `spend` and `remember` belong to no thread; they write the disk on one of their own."""
@@ -194,7 +201,7 @@ class PolicyGuard:
         self._rules_documents = bool(self.policy.rules) or any(each.reads is not None for each in grants)
         self._ruled: RuledDocuments | None = None
         self._lock = threading.Lock()  # of all below
-        self._faulty = False  # something cannot be read or written now
+        self._fault: PacelineError | None = None  # why something cannot be read or written now
         self._pending = defaultdict[Budget, float](float)
         self._saved = 0.0  # s, monotonic
         self._unwritten: deque[Callable[[PolicyState], None]] = deque()
@@ -243,7 +250,7 @@ class PolicyGuard:
             self._ruled,
             lambda each: kept(each) or asked(each),
             lambda each: asked(each) and not kept(each),
-            lambda text, rules: self.remember(text, self._strictest(*(HIGHEST[each.rule] for each in rules))),
+            lambda text, rules: self._tell(text, self._strictest(*(HIGHEST[each.rule] for each in rules))),
             bars_others=any(grant.reads is not None for grant in grants),
         )
 
@@ -308,7 +315,8 @@ class PolicyGuard:
         form = request.output.constraint
         beside = (*map(str, request.prompt.template.values()), "" if form is None else form.text)
         said = [message["content"] for message in request.prompt.messages]
-        whole = [marks.get(self.state.mark(_pair(*pair))) for pair in pairwise(said)]
+        pairs = ((question, each) for question, answer in pairwise(said) for each in (answer, _UNMARKED))
+        whole = [marks.get(self.state.mark(_pair(*pair))) for pair in pairs]
         found = [self._quoted(text, marks) for text in (*said, *beside)]
         level = strictest("open", *found, *(each for each in whole if each is not None))
         if level == "answer-private" and self._quoted(query_of(request.prompt.messages), marks) != "open":
@@ -362,6 +370,48 @@ class PolicyGuard:
         if new:
             self._later(lambda state: state.add_marks(new))
 
+    def _tell(self, text: str, level: Privacy) -> None:
+        """Remember a text that is shown. Raises StorageError where that cannot be kept. Not on the loop's thread."""
+        self.remember(text, level)
+        if self._unwritten:
+            self.written().result()
+            self._check_written()
+
+    async def hold(self, question: str, level: Privacy) -> bytes | None:
+        """Keep, before an answer is given, that whatever follows this question is held to this level, for a program
+        that ends before it has marked the answer itself. Returns what `release` takes then; None where it was so
+        before. Raises StorageError where it cannot be kept."""
+        mark = self.state.mark(_pair(question, _UNMARKED))
+        with self._lock:
+            known = self._marks.get(mark, "open")
+            is_new = self._mark(mark, level) != known
+        if is_new:
+            self._later(lambda state: state.add_marks({mark: level}))
+        await asyncio.wrap_future(self.written())
+        mine = mark if known == "open" else None
+        try:
+            self._check_written()
+        except StorageError:
+            if mine is not None:
+                self.release(mine)
+            raise
+        return mine
+
+    def release(self, mark: bytes) -> None:
+        """Forget what `hold` has kept, once all that was remembered before is written."""
+
+        def drop(state: PolicyState) -> None:
+            state.drop_mark(mark)
+            with self._lock:
+                self._marks.pop(mark, None)
+
+        self._later(drop)
+
+    def _check_written(self) -> None:
+        if self._unwritten and self._fault is not None:
+            full = isinstance(self._fault, StorageError) and self._fault.full
+            raise StorageError(f"What a rule holds cannot be marked: {self._fault}", full=full)
+
     # ---- budgets ----------------------------------------------------------------------------------------------------
     def used_up(self) -> Sequence[Budget]:
         """Budgets of which nothing is left today; all, where that cannot be known."""
@@ -370,7 +420,7 @@ class PolicyGuard:
             return ()
         with self._lock:
             self._turn(self.state.day)
-            return [*budgets] if self._faulty else used_up(budgets, self._used)
+            return [*budgets] if self._fault else used_up(budgets, self._used)
 
     def left(self) -> dict[Budget, float]:
         with self._lock:
@@ -430,7 +480,7 @@ class PolicyGuard:
                 self._failed(error)
                 return
             with self._lock:
-                self._seen, self._faulty, is_known = seen, False, True
+                self._seen, self._fault, is_known = seen, None, True
                 self._turn(self.state.day)
                 for mark, level in marks.items():
                     self._mark(mark, level)
@@ -485,11 +535,11 @@ class PolicyGuard:
                 self._failed(error)
                 return
             self._unwritten.popleft()
-            self._faulty = False
+            self._fault = None
 
     def _failed(self, error: PacelineError) -> None:
         log.error("budgets of this day count as used up: %s", error)
-        self._faulty = True
+        self._fault = error
 
 
 class HeldAnswer:
@@ -504,6 +554,8 @@ class HeldAnswer:
         self._guard = guard
         self._said = [message["content"] for message in messages]
         self._text = self._rest = ""  # so far, and what of it is not marked
+        self._held: Privacy = "open"  # as kept before its text is given
+        self._begun: bytes | None = None  # what was kept so
 
     @property
     def prompt_tokens(self) -> int:
@@ -513,6 +565,9 @@ class HeldAnswer:
         async with aclosing(self.written.run()) as events:
             try:
                 async for event in events:
+                    if self._said and self.decision.holds != self._held:
+                        self._held = self.decision.holds
+                        self._begun = await self._guard.hold(self._said[-1], self._held) or self._begun
                     if isinstance(event, GenerationResult):
                         self._mark_all()
                         await asyncio.wrap_future(self._guard.written())  # before a client goes on at another server
@@ -523,6 +578,8 @@ class HeldAnswer:
                     yield event
             finally:
                 self._mark_all()
+                if self._begun is not None:
+                    self._guard.release(self._begun)
 
     def _mark(self, text: str) -> None:
         self._text += text

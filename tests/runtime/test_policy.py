@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -247,6 +248,48 @@ async def test_a_later_search_reads_nothing_that_comes_too_late_and_a_workflow_k
         stretched = changed(far, strategy="aggregate", options={"search_every": 8}, max_tokens=24, min_score=0.9)
         _, done = await pair.ask(stretched)
         assert done.policy is None and pair.sent()
+
+
+async def test_an_answer_whose_marks_cannot_be_kept_is_not_given_and_one_of_a_killed_program_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules, copied = policy(("never leaves", "velda.md")), tmp_path / "copied"
+    (asked,) = ASKED.prompt.messages
+    later = changed(
+        ASKED, messages=(asked, {"role": "assistant", "content": "1234"}, {"role": "user", "content": "And now?"})
+    )
+
+    def fail(*_: object) -> None:
+        raise StorageError("no room", full=True)
+
+    def after_a_kill() -> Privacy:
+        copied.mkdir()
+        for file in tmp_path.glob(f"{STORE}.sqlite*"):
+            shutil.copy(file, copied)
+        with closing(PolicyGuard("device", rules, copied)) as guard:
+            level = guard.decide(later, "fake").level
+        shutil.rmtree(copied)
+        return level
+
+    async with two(tmp_path, rules) as pair:
+        guard = pair.guards["device"]
+        with monkeypatch.context() as patch:
+            patch.setattr(PolicyState, "add_marks", fail)
+            with pytest.raises(StorageError) as refused:
+                await anext((await pair.bench.device.prepare(ASKED)).run())
+            with pytest.raises(StorageError):
+                library = pair.bench.device.library
+                assert library is not None and library.passage("", 1)
+        assert refused.value.full
+        await asyncio.wrap_future(guard.written())
+        assert after_a_kill() == later.wish.privacy, "it was not given"
+        events = (await pair.bench.device.prepare(ASKED)).run()
+        await anext(events)
+        assert after_a_kill() == "local-only"
+        async for _ in events:
+            pass
+        await asyncio.wrap_future(guard.written())
+        assert after_a_kill() == later.wish.privacy, "the answer itself is marked, and this is another"
 
 
 async def test_a_demand_for_the_other_side_is_refused_where_a_rule_keeps_it_out(tmp_path: Path) -> None:
