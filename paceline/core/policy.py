@@ -45,6 +45,9 @@ class DocumentFacts:
     tags: Mapping[str, object] = field(default_factory=dict)  # its attributes in that store
 
 
+_STRANGE: Final = re.compile(r"\$|~[^/]+/|(?:stores|tags):")  # of shells, and misspelt
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """Names documents by `store:NAME`, `tag:KEY=VALUE`, or a path, in which `*` stands for any characters but `/` and
@@ -74,6 +77,12 @@ class Pattern:
         if not path.strip("/*"):
             raise ValueError(f"{text!r} names every document, or none: write a folder, a name or a pattern for names")
         around = () if path.startswith("/") else ("**",)
+        strange = text != text.strip() or "://" in text or bool(_STRANGE.match(text))
+        if strange or (around and not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/"))):
+            raise ValueError(
+                f"{text!r} can name no document: write a path from / or ~/, a name, store:NAME or tag:KEY=VALUE, "
+                "without variables, . and .., and blanks at its ends"
+            )
         return cls(text, "path", (*around, *_folded(path.rstrip("/")).split("/"), "**"))
 
     def matches(self, document: DocumentFacts) -> bool:

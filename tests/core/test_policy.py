@@ -63,6 +63,15 @@ def test_a_pattern_that_names_everything_or_nothing_is_refused(text: str) -> Non
         Pattern.parse(text, HOME)
 
 
+STRANGE = ["./a", "../a/b", "a/../b", "a/.", "a//b", "$HOME/a", "~root/a", " /a", "/a ", "file:///a", "stores:a"]
+
+
+@pytest.mark.parametrize("text", STRANGE)
+def test_a_pattern_that_no_document_can_have_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="can name no document"):
+        Pattern.parse(text, HOME)
+
+
 RULES = [DocumentRule(rule, Pattern.parse(f"{rule}.md", HOME)) for rule in HIGHEST]
 
 
