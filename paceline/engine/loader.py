@@ -103,8 +103,13 @@ def load_model(
     directory = folder_of(path_or_name)
     tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
     options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
-    engine = _on_llama_cpp(directory, options, name)
-    return LoadedModel(engine or load_engine(directory, options, name=name), tokenizer)
+    engine = _on_llama_cpp(directory, options, name) or load_engine(directory, options, name=name)
+    if tokenizer.num_pieces > engine.info.vocab_size:
+        raise ConfigError(
+            f"{directory} cannot be loaded: its tokenizer has {tokenizer.num_pieces} tokens, its model "
+            f"{engine.info.vocab_size}. Its tokenizer.json is another model's."
+        )
+    return LoadedModel(engine, tokenizer)
 
 
 def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine | None:
@@ -289,8 +294,15 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
                 f"{directory} cannot be loaded: models of the kind {config.model_type} do not continue a text. Give a "
                 "causal language model."
             ) from error
-        raise ConfigError(f"{directory} cannot be loaded: {error}") from error
+        what = str(error)
+        if "ignore_mismatched_sizes" in what:  # and advice for programs
+            what = "its weights have other shapes than its config.json says, which may be another model's"
+        elif isinstance(error, KeyError):
+            what = f"its config.json lacks, or names, what is not known here: {error}"
+        raise ConfigError(f"{directory} cannot be loaded: {what}") from error
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    if unused := sorted(report["unexpected_keys"]):
+        log.warning("%s: %d tensors are no part of its architecture, such as %s", name, len(unused), unused[0])
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"{directory} lacks {len(missing)} tensors of its architecture, among them {missing[0]}")
     model.requires_grad_(False)

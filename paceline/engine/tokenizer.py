@@ -77,6 +77,7 @@ class Tokenizer:
         self.eos_ids = special.ends | {found for end in ends if (found := self._hf.token_to_id(end)) is not None}
         vocabulary, content = self._hf.get_vocab(with_added_tokens=True), json.loads(serialised)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.num_pieces = self._hf.get_vocab_size(with_added_tokens=False)  # any text may have any of them
         self.fingerprint = _fingerprint(vocabulary, content["model"], self._special)
         kinds = re.findall(r'"type": "(\w+)"', json.dumps(content.get("decoder")))
         self._decoders = frozenset(kinds + ["ByteFallback"] * bool(content["model"].get("byte_fallback")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from paceline.engine.loader import EngineOptions, fingerprint, load_engine, load
 from paceline.engine.model_config import max_positions, windows
 from paceline.engine.weights import choose_format
 from paceline.errors import ConfigError
+from paceline.models import DEVICE
 from tests.core.dists import total_variation
 from tests.engine.checkpoints import ARCHITECTURES
 from tests.engine.trials import scratch
@@ -70,21 +72,44 @@ def cut(copied: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
+def configured(**changes: object) -> Callable[[Path], object]:
+    def change(copied: Path) -> None:
+        config = json.loads((copied / "config.json").read_text())
+        (copied / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
+        (configured(vocab_size=8), "other shapes than its config.json says"),
+        (configured(rope_scaling={"type": "funky", "factor": 2}), "not known here: .*funky"),
         (lacking, "lacks 1 tensors"),  # they are not made up
         (unknown, "cannot be loaded"),
         (cut, r"damaged or was cut .* again"),
         (lambda copied: (copied / "config.json").write_bytes(b"\x00" * 100), "cannot be loaded"),
         (lambda copied: (copied / "model.safetensors").write_bytes(b"\x00" * 100), "cannot be loaded"),
     ],
-    ids=["lacking", "unknown", "cut", "no configuration", "no weights"],
+    ids=["shapes", "positions", "lacking", "unknown", "cut", "no configuration", "no weights"],
 )
 def test_a_damaged_model_is_a_sentence(copied: Path, damage: Callable[[Path], object], sentence: str) -> None:
     damage(copied)
     with pytest.raises(ConfigError, match=sentence):
         load_engine(copied, name="x")
+
+
+def test_tensors_that_are_not_used_are_told(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
+    configured(num_hidden_layers=1)(copied)
+    load_engine(copied, name="x")
+    assert re.search(r"x: \d+ tensors are no part of its architecture, such as model\.layers\.1\.", caplog.text)
+
+
+def test_the_tokenizer_of_a_larger_vocabulary_is_another_models(copied: Path) -> None:
+    for file in DEVICE.glob("tokenizer*.json"):
+        shutil.copy(file, copied)
+    with pytest.raises(ConfigError, match=r"its tokenizer has \d+ tokens, its model \d+"):
+        load_model(copied)
 
 
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
