@@ -51,7 +51,7 @@ class Documents(Where):
     ] = None
 
     @contextmanager
-    def opened(self, *, again: bool = False) -> Iterator[DocumentStore]:
+    def opened(self, *, again: bool = False, embeds: bool = True) -> Iterator[DocumentStore]:
         from paceline.rag.embedder import load_embedder  # imported here, so that `paceline --help` stays fast
         from paceline.rag.store.documents import DocumentStore
 
@@ -69,6 +69,7 @@ class Documents(Where):
                     embed_with,
                     side=self.side,
                     reindex=again,
+                    embeds=embeds,
                     encrypt=settings.encrypt_documents,
                     home=database,
                 )
@@ -173,7 +174,7 @@ def _show_sum(results: list[IngestResult]) -> None:
 
 def list_(where: Documents = DEVICES, as_json: Json = False) -> None:
     """List the documents, by name."""
-    with where.opened() as documents:
+    with where.opened(embeds=False) as documents:
         rows = documents.documents()
     lines = [printable(f"{row.id}  {_counted(row.num_chunks, 'chunk'):>10}  {row.name}") for row in rows]
     show(rows, *lines, beside=_counted(len(rows), "document"), as_json=as_json)
@@ -213,7 +214,7 @@ def remove(
 
     if every == bool(names):
         raise ConfigError("Give names of documents to remove, or --all alone")
-    with where.opened() as documents:
+    with where.opened(embeds=False) as documents:
         known = documents.documents()
         found = {name: matching(known, name) for name in names or ()} or {"all documents": known}
         documents.remove(*{document.id for each in found.values() for document in each})
@@ -327,7 +328,7 @@ def _ruled_documents(where: Where) -> Iterator[tuple[list[RuledDocument], Policy
     with ExitStack() as opened_here:
         if (database := opened_database(settings)) is not None:
             opened_here.callback(database.close)
-        store = opened_here.enter_context(documents.opened())
+        store = opened_here.enter_context(documents.opened(embeds=False))
         state = opened_here.enter_context(closing(PolicyState(database or settings.state_dir)))
         known = RuledDocuments(store, settings.policy.policy()).known().by_id.values()
         yield sorted((each for each in known if each.rules), key=lambda each: each.name), state

@@ -167,7 +167,10 @@ def test_what_cannot_be_read_is_a_sentence(notes: Path) -> None:
 
 def test_a_store_of_another_embedder_is_refused_until_it_is_indexed_again(notes: Path) -> None:
     in_hash("add", str(notes))
-    assert isinstance(docs("list", "--embedder", "minilm").exception, ConfigError)
+    for asked in (("search", "cats"), ("add", str(notes))):
+        assert isinstance(docs(*asked, "--embedder", "minilm").exception, ConfigError)
+    listed = json.loads(docs("list", "--embedder", "minilm", "--json").stdout)
+    assert docs("remove", listed[-1]["name"], "--embedder", "minilm").exit_code == 0, "nothing is embedded for it"
     assert docs("reindex", "--embedder", "minilm", "--json").exit_code == 0
     found = json.loads(docs("search", "how long do cats sleep", "--json").stdout)
     assert found[0]["document"] == "cats.txt"

@@ -79,6 +79,7 @@ class DocumentStore:
         *,
         side: Side | None = None,
         reindex: bool = False,
+        embeds: bool = True,
         encrypt: bool = False,
         home: Home | None = None,
     ) -> Self:
@@ -87,7 +88,8 @@ class DocumentStore:
         side: the owner of the documents; programs always pass it, so that private ones never become public.
         encrypt: encrypt a store that is created now. One that exists stays as it is: see `encrypt`.
         home: where several servers keep it together, beside what each has in its folder; None: there too.
-        reindex: change to this embedder and embed everything again.
+        reindex: change to this embedder and embed everything again. embeds: False where nothing is to be embedded, so
+        that vectors of another embedder are no fault.
         Raises ConfigError when the folder cannot be used, belongs to the other side, or has another embedder's vectors.
         """
         directory = directory.absolute()
@@ -100,8 +102,9 @@ class DocumentStore:
             if reindex:
                 store.reindex()
             else:
-                with database.reading():
-                    database.check_embedder(database.meta())
+                if embeds:
+                    with database.reading():
+                        database.check_embedder(database.meta())
                 database.checkpoint()  # a killed process may have left text in the log
         except BaseException:
             database.close()
