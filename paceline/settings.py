@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from paceline.core.addresses import database_name, is_loopback
 from paceline.core.side import HandoffLevel, MayAsk, Side
@@ -26,6 +26,7 @@ from paceline.settings_tables import (
     OutsideSettings,
     PolicySettings,
     ServerTuning,
+    Settings,
     StageTuning,
     Tuning,
 )
@@ -79,7 +80,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 # ---- programs ----
-class ProgramSettings(BaseModel):
+class ProgramSettings(Settings):
     """Settings of one program. Frozen; paths are absolute; relations between fields have been checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

@@ -279,14 +279,23 @@ def _refuse_unknown(
                 raise ConfigError(
                     f"{spelt(key)} is now {name} in [{table}] of the file, see --config, or {variable(path)}"
                 )
-        near = difflib.get_close_matches(key, known or _known(), n=1, cutoff=0.0)  # 0: always name one
-        raise ConfigError(f"unknown {what}{spelt(key)}: did you mean {spelt(near[0])}?")
+        if (of := next((schema.table for schema in PROGRAMS if key in paths(schema)), None)) is not None:
+            raise ConfigError(f"unknown {what}{spelt(key)}: it is one of [{of}]")
+        near = max(sorted(known or _known()), key=functools.partial(_likeness, key))
+        raise ConfigError(f"unknown {what}{spelt(key)}: did you mean {spelt(near)}?")
+
+
+def _likeness(key: str, path: str) -> float:
+    """Of their names, whatever tables they are in."""
+    return difflib.SequenceMatcher(None, path.rpartition(".")[2], key.rpartition(".")[2]).ratio()
 
 
 def _sentence(error: ValidationError, origins: Origins) -> str:
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     fault = faults[0]
     message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] == "tuple_type":  # of which files know nothing
+        message = 'a list is meant, as ["x"]'
     where = [str(part) for part in fault["loc"]]
     path = next((path for path in (".".join(where[:2]), *where[:1]) if path in origins), None)
     if path is None:

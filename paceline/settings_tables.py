@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from paceline.core.addresses import is_loopback
 from paceline.core.energy import MeterName
@@ -69,7 +69,19 @@ def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSet
     return units
 
 
-class Table(BaseModel):
+class Settings(BaseModel):
+    """Of any kind: a number is not written as true or false."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_switch(cls, value: object, info: ValidationInfo) -> object:
+        meant = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and bool not in (meant, *get_args(meant)):
+            raise ValueError("true and false are for switches, which it is not")
+        return value
+
+
+class Table(Settings):
     """Settings without a flag: a table of the file, of all programs or inside the table of one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

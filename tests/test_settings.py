@@ -131,7 +131,8 @@ def test_the_fake_model_gets_the_embedder_without_a_model(flags: dict[str, objec
         ({}, {}, "modle = 'fake'", "did you mean model?"),
         ({}, {}, "[agent]\nclod = 'x'", "did you mean cloud?"),
         ({}, {}, "[agnet]\nport = 1", "did you mean agent?"),
-        ({}, {}, "[server]\ncloud = 'http://127.0.0.1'", "unknown key in [server] of"),
+        ({}, {}, "[server]\ncloud = 'http://127.0.0.1'", "cloud: it is one of [agent]"),
+        ({}, {}, "[tuning]\nkv_mibs = 3", "did you mean kv_mib?"),
     ],
 )
 def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
@@ -142,9 +143,23 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
     assert sentence in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("port = true", "true and false are for switches"),
+        ("[tuning]\nresponses_days = false", "true and false are for switches"),
+        ("[policy]\nnever_leaves = 'diary'", 'a list is meant, as ["x"]'),
+    ],
+)
+def test_a_value_of_another_kind_says_what_is_meant(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        resolve(ServerSettings, {}, {}, written(tmp_path, text))
+    assert sentence in str(error.value)
+
+
 @given(st.text(min_size=1).filter(lambda key: key not in paths(AgentSettings)))
 def test_no_key_that_nobody_knows_passes_in_silence(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"did you mean|is now"):
+    with pytest.raises(ConfigError, match=r"did you mean|is now|is one of"):
         resolve(AgentSettings, {key: "1"}, {})
 
 
@@ -184,7 +199,7 @@ def test_a_table_stands_in_the_file_or_in_that_of_a_program_and_a_variable_comes
     for wrong, sentence in (
         ("tuning = 3", r"tuning in .* must be a table: \[tuning\]"),
         ("[agent]\ntuning = 3", r"agent.tuning in .* must be a table: \[agent.tuning\]"),
-        ("[agent.tuning]\ncredential_hours = 3", "unknown key in .agent. of .*: tuning.credential_hours: did you mean"),
+        ("[agent.tuning]\ncredential_hours = 3", "unknown key in .agent. of .*: tuning.credential_hours: it is one of"),
         ("[tuning]\nthraeds = 3", "did you mean tuning.threads?"),
         ("[tuning]\nthreads = 0", r"tuning.threads = 0 \(file .*\) cannot be used: input should be greater than"),
     ):
