@@ -128,6 +128,10 @@ def model(settings: NodeSettings, wanted: str) -> Found:
         return "ok", f"{wanted}: made up, for tests"
     if isinstance(settings, ServerSettings) and settings.engine_url:
         return _at_servers(settings)
+    from paceline.hub.cache import find_gguf
+
+    if wanted not in models.shipped(settings.side) and (file := find_gguf(wanted)) is not None:
+        return _look_at_gguf(wanted, file)
     directory = local_folder(settings, wanted)
     if directory is None:
         return _at_hub(wanted)
@@ -148,9 +152,8 @@ def local_folder(settings: NodeSettings, wanted: str) -> Path | None:
     model."""
     from paceline.hub.cache import find
     from paceline.hub.download import HubName, local
-    from paceline.models import shipped
 
-    if (bundled := shipped(settings.side).get(wanted)) is not None:
+    if (bundled := models.shipped(settings.side).get(wanted)) is not None:
         return find(bundled)
     if not Path(wanted).expanduser().is_dir():
         name = HubName.parse(wanted)
@@ -193,13 +196,30 @@ def _look(settings: NodeSettings, wanted: str, directory: Path) -> Found:
         f"{wanted}: {numbers / 1e6:.0f} million weights as {dtype}, {described.info.max_positions} tokens "
         f"of context, about {needed / GIB:.1f} GiB to load, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
     )
-    if needed > total:
-        return "fail", f"{text}: choose a smaller model, or spread it with stages"
-    if needed > free:
-        return "warn", f"{text}: end other programs, or choose a smaller model"
+    if (short := _short(needed, free, total, text)) is not None:
+        return short
     if facts.kind == "chat" and not facts.has_template:
         return "warn", f"{text}; without a chat template, so written to in ChatML: an instruct model answers better"
     return "ok", text
+
+
+def _look_at_gguf(wanted: str, file: Path) -> Found:
+    from paceline.hub.gguf import described
+    from paceline.model_opening import memory_of
+
+    found, needed, (free, total) = described(file), file.stat().st_size, memory_of("cpu")
+    text = (
+        f"{wanted}: weights as {found.number_format}, {found.context} tokens of context, a file of "
+        f"{needed / GIB:.1f} GiB, {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+    )
+    return _short(needed, free, total, text) or ("ok", text)
+
+
+def _short(needed: int, free: int, total: int, text: str) -> Found | None:
+    """Whether memory is short for a model. text: what is said of it."""
+    if needed > total:
+        return "fail", f"{text}: choose a smaller model, or spread it with stages"
+    return ("warn", f"{text}: end other programs, or choose a smaller model") if needed > free else None
 
 
 def _tensors(directory: Path) -> dict[str, int]:

@@ -24,6 +24,8 @@ from paceline.models import DEVICE, READER
 from paceline.settings import SCHEMAS, AgentSettings, NodeSettings, ServerSettings
 from paceline.settings_sources import resolve
 from tests.api.scripted import WAIT, ScriptedService, serving
+from tests.engine.checkpoints import ARCHITECTURES, save
+from tests.hub.test_gguf import write_gguf
 
 EXPECTED = {
     *("python", "packages", "torch", "processor", "memory", "embedder"),
@@ -217,6 +219,16 @@ def test_memory_that_is_short_is_said(monkeypatch: pytest.MonkeyPatch, free: int
     monkeypatch.setattr("paceline.model_opening.memory_of", lambda _: (free, total))
     found, text = diagnosis.model(SETTINGS, str(READER))
     assert found == status and "choose a smaller model" in text
+
+
+def test_a_gguf_file_is_told_with_its_numbers_or_that_it_is_damaged(tmp_path: Path) -> None:
+    save(ARCHITECTURES["llama"](), tmp_path)
+    write_gguf(tmp_path, file := tmp_path / "model.gguf")
+    status, text = diagnosis.model(SETTINGS, str(file))
+    assert status == "ok" and text.startswith(f"{file}: weights as f32, ") and "GiB free" in text
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"damaged|cut"):
+        diagnosis.model(SETTINGS, str(file))
 
 
 def test_a_model_of_the_hub_that_is_not_here_is_told_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
