@@ -304,14 +304,18 @@ def find(path_or_name: str | Path, *, download: bool = True, weights: bool = Tru
 
 def find_gguf(path_or_name: str | Path) -> Path | None:
     """The GGUF file of that path, in a folder that holds nothing else to run, or of that name in the store of another
-    program; None for other models. Raises ConfigError for several."""
+    program; None for other models. Raises ConfigError for several, and for another file."""
     path = Path(path_or_name).expanduser()
     if path.is_dir():
         files = [] if (path / "config.json").is_file() else _gguf_files(path)
         if len(files) > 1:
             raise ConfigError(f"{path} holds {len(files)} GGUF files: give one of them, such as {files[0]}.")
         return files[0] if files else None
-    return path if path.suffix == SUFFIX and path.is_file() else find_stored(str(path_or_name))
+    if path.suffix == SUFFIX and path.is_file():
+        return path
+    if (stored := find_stored(str(path_or_name))) is None and path.is_file():
+        raise ConfigError(f"{path} is a file: give a model's folder, or a GGUF file whose name ends in {SUFFIX}.")
+    return stored
 
 
 @contextmanager

@@ -51,6 +51,14 @@ def test_a_missing_path_is_a_sentence(name: str) -> None:
         load_model(name)
 
 
+def test_a_file_of_another_kind_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "blob").write_bytes(b"GGUF")
+    monkeypatch.chdir(tmp_path)
+    for name in ("blob", str(tmp_path / "blob")):
+        with pytest.raises(ConfigError, match=r"is a file: give a model's folder, or a GGUF file whose name ends in"):
+            load_model(name)
+
+
 def test_a_directory_without_a_configuration_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(tmp_path)
