@@ -17,7 +17,7 @@ import re
 import secrets
 import threading
 import time
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -204,6 +204,7 @@ class PolicyGuard:
         self._fault: PacelineError | None = None  # why something cannot be read or written now
         self._pending = defaultdict[Budget, float](float)
         self._saved = 0.0  # s, monotonic
+        self._holding = Counter[bytes]()  # answers that are being given, by marks of their questions
         self._unwritten: deque[Callable[[PolicyState], None]] = deque()
         self.state = PolicyState(state if self.policy else None)
         self._seen, marks = self.state.marks()
@@ -385,27 +386,27 @@ class PolicyGuard:
         with self._lock:
             known = self._marks.get(mark, "open")
             is_new = self._mark(mark, level) != known
+            is_ours = known == "open" or mark in self._holding
+            self._holding.update([mark] * is_ours)
         if is_new:
             self._later(lambda state: state.add_marks({mark: level}))
         await asyncio.wrap_future(self.written())
-        mine = mark if known == "open" else None
         try:
             self._check_written()
         except StorageError:
-            if mine is not None:
-                self.release(mine)
+            if is_ours:
+                self.release(mark)
             raise
-        return mine
+        return mark if is_ours else None
 
     def release(self, mark: bytes) -> None:
         """Forget what `hold` has kept, once all that was remembered before is written."""
-
-        def drop(state: PolicyState) -> None:
-            state.drop_mark(mark)
-            with self._lock:
-                self._marks.pop(mark, None)
-
-        self._later(drop)
+        with self._lock:
+            self._holding -= Counter([mark])
+            if mark in self._holding:
+                return  # another answer to that question is being given
+            self._marks.pop(mark, None)
+        self._later(lambda state: state.drop_mark(mark))
 
     def _check_written(self) -> None:
         if self._unwritten and self._fault is not None:
@@ -555,7 +556,7 @@ class HeldAnswer:
         self._said = [message["content"] for message in messages]
         self._text = self._rest = ""  # so far, and what of it is not marked
         self._held: Privacy = "open"  # as kept before its text is given
-        self._begun: bytes | None = None  # what was kept so
+        self._kept: list[bytes | None] = []  # what was kept so
 
     @property
     def prompt_tokens(self) -> int:
@@ -567,7 +568,7 @@ class HeldAnswer:
                 async for event in events:
                     if self._said and self.decision.holds != self._held:
                         self._held = self.decision.holds
-                        self._begun = await self._guard.hold(self._said[-1], self._held) or self._begun
+                        self._kept.append(await self._guard.hold(self._said[-1], self._held))
                     if isinstance(event, GenerationResult):
                         self._mark_all()
                         await asyncio.wrap_future(self._guard.written())  # before a client goes on at another server
@@ -578,8 +579,8 @@ class HeldAnswer:
                     yield event
             finally:
                 self._mark_all()
-                if self._begun is not None:
-                    self._guard.release(self._begun)
+                for mark in filter(None, self._kept):
+                    self._guard.release(mark)
 
     def _mark(self, text: str) -> None:
         self._text += text
