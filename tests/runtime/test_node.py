@@ -90,7 +90,7 @@ class Passages:
     def removals(self) -> int:
         return 0
 
-    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0) -> list[Passage]:
+    def search(self, query: str, k: int, *_selection: object, min_score: float = 0.0, **_: object) -> list[Passage]:
         self.queries.append(query)
         assert self._wait_for is None or self._wait_for.wait(60.0), "the search was never let go"
         return [passage for passage in self._passages if passage.score >= min_score][:k]

@@ -91,7 +91,7 @@ async def test_a_device_with_a_shorter_context_leaves_without_affecting_its_own_
             num_local += 1
         _, done = await answer
         assert num_local > 2
-        assert (done.completion_tokens, done.reason, done.degraded) == (60, "length", "device_lost")
+        assert (done.completion_tokens, done.reason, done.degraded) == (60, "length", "device_refused")
         assert 0 < done.stats["alone"] < 60  # the device took part until then
 
 
@@ -99,7 +99,7 @@ async def test_a_conversation_too_long_for_the_peer_is_answered_without_it() -> 
     async with short_device(30) as bench:
         assert bench.links is not None
         _, done = await collect(await bench.cloud.prepare(changed(REQUEST, max_tokens=5, sampling=ENDLESS)))
-        assert (done.completion_tokens, done.degraded) == (5, "device_lost")
+        assert (done.completion_tokens, done.degraded) == (5, "device_refused")
         assert bench.links[1].accepting
 
 
