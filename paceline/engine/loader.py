@@ -99,14 +99,15 @@ def load_model(
         from paceline.engine.llama_cpp.engine import load_gguf
 
         tokenizer = Tokenizer.load(gguf.folder)
-        return LoadedModel(load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib), tokenizer)
-    directory = folder_of(path_or_name)
-    tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
-    options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
-    engine = _on_llama_cpp(directory, options, name) or load_engine(directory, options, name=name)
+        engine: Engine = load_gguf(gguf, name=name, threads=threads, kv_rows=kv_rows, kv_mib=kv_mib)
+    else:
+        directory = folder_of(path_or_name)
+        tokenizer = Tokenizer.load(directory)  # before the weights, which take much longer
+        options = EngineOptions(backend, dtype, device, threads, kv_rows, kv_mib)
+        engine = _on_llama_cpp(directory, options, name) or load_engine(directory, options, name=name)
     if tokenizer.num_pieces > engine.info.vocab_size:
         raise ConfigError(
-            f"{directory} cannot be loaded: its tokenizer has {tokenizer.num_pieces} tokens, its model "
+            f"{path_or_name} cannot be loaded: its tokenizer has {tokenizer.num_pieces} tokens, its model "
             f"{engine.info.vocab_size}. Its tokenizer.json is another model's."
         )
     return LoadedModel(engine, tokenizer)
