@@ -390,10 +390,10 @@ class PolicyGuard:
             self._holding.update([mark] * is_ours)
         if is_new:
             self._later(lambda state: state.add_marks({mark: level}))
-        await asyncio.wrap_future(self.written())
         try:
+            await asyncio.wrap_future(self.written())
             self._check_written()
-        except StorageError:
+        except BaseException:  # also where the client leaves meanwhile
             if is_ours:
                 self.release(mark)
             raise
@@ -554,6 +554,8 @@ class HeldAnswer:
         self.decision = decision
         self._guard = guard
         self._said = [message["content"] for message in messages]
+        # An answer may go on from a beginning, which its message will then hold too.
+        self._question = next((each["content"] for each in reversed(messages) if each["role"] != "assistant"), None)
         self._text = self._rest = ""  # so far, and what of it is not marked
         self._held: Privacy = "open"  # as kept before its text is given
         self._kept: list[bytes | None] = []  # what was kept so
@@ -566,9 +568,9 @@ class HeldAnswer:
         async with aclosing(self.written.run()) as events:
             try:
                 async for event in events:
-                    if self._said and self.decision.holds != self._held:
+                    if self._question is not None and self.decision.holds != self._held:
                         self._held = self.decision.holds
-                        self._kept.append(await self._guard.hold(self._said[-1], self._held))
+                        self._kept.append(await self._guard.hold(self._question, self._held))
                     if isinstance(event, GenerationResult):
                         self._mark_all()
                         await asyncio.wrap_future(self._guard.written())  # before a client goes on at another server
