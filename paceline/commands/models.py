@@ -71,7 +71,7 @@ def import_(
     from paceline.hub.gguf import converted, import_gguf
 
     if not file.is_file():
-        raise ConfigError(f"There is no file {file}.")
+        raise ConfigError(f"{file} is a folder, not a GGUF file." if file.is_dir() else f"There is no file {file}.")
     if folder is None:
         folder = converted(file)
     elif folder.exists():
@@ -91,6 +91,7 @@ def remove(name: Name, as_json: Json = False) -> None:
 
 def _of_the_hub(name: str) -> HubName:
     """Raises ConfigError for what is no name of the hub."""
+    from paceline.hub.cache import find_gguf
     from paceline.hub.download import HubName
     from paceline.models import CAUSAL, DEMO
 
@@ -98,6 +99,8 @@ def _of_the_hub(name: str) -> HubName:
         raise ConfigError(
             f"{name} comes with paceline: there is nothing to fetch or remove. Use it with --model {name}."
         )
+    if find_gguf(name) is not None:
+        raise ConfigError(f"{name} is here, and not the hub's: nothing to fetch or remove. Use it with --model {name}.")
     return HubName.parse(name)
 
 

@@ -70,6 +70,10 @@ def test_a_model_is_fetched_listed_and_removed(tmp_path: Path, hub: StandInHub) 
     assert models("remove", NAME).stdout.startswith("removed house/tiny, 16.8 MB")
     assert not cache.exists()
     assert "demo comes with paceline" in str(models("remove", "demo").exception)
+    (file := tmp_path / "here.gguf").write_bytes(b"GGUF")
+    for command in ("pull", "remove"):
+        assert "is here, and not the hub's" in str(models(command, str(file)).exception)
+    assert "is a folder" in str(models("import", str(tmp_path)).exception)
 
 
 CUT = 12_500_000  # bytes sent
