@@ -26,7 +26,7 @@ from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
 from paceline.hub.download import HubName
-from paceline.hub.gguf import GgufModel, described
+from paceline.hub.gguf import GgufModel, described, sampled
 from paceline.system import in_own_thread, may_have_gpu, usable_cores
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline.engine")
 
 Backend = Literal["auto", "hf", "llama_cpp", "paged"]
-_MIB = 1 << 20
 
 
 class EngineOptions(NamedTuple):
@@ -194,24 +193,13 @@ def _quantized(path_or_name: str | Path, backend: Backend, device: str, quantize
 
 
 def fingerprint(directory: Path) -> str:
-    """sha256 over the configuration and, of each weight file, its size, header, and first and last MiB.
-
-    Fast for any size. Two models that differ only in the middle of a file of the same layout get the same fingerprint;
-    training or fine-tuning changes both ends too.
-    """
+    """sha256 over the configuration and what `sampled` reads of each weight file."""
     config = json.loads((directory / "config.json").read_text("utf-8"))
     for key in ("_name_or_path", "transformers_version"):  # where the model was saved, not its identity
         config.pop(key, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     for file in sorted(directory.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}".encode())
-        with file.open("rb") as stream:
-            header = int.from_bytes(stream.read(8), "little")
-            digest.update(stream.read(min(header, 64 * _MIB)))
-            digest.update(stream.read(_MIB))
-            stream.seek(max(0, size - _MIB))
-            digest.update(stream.read(_MIB))
+        digest.update(file.name.encode() + sampled(file))
     return digest.hexdigest()
 
 

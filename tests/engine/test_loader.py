@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -33,6 +34,7 @@ from paceline.engine.loader import EngineOptions, fingerprint, load_engine, load
 from paceline.engine.model_config import max_positions, windows
 from paceline.engine.weights import choose_format
 from paceline.errors import ConfigError
+from paceline.hub.gguf import sampled
 from paceline.models import DEVICE
 from tests.core.dists import total_variation
 from tests.engine.checkpoints import ARCHITECTURES
@@ -192,6 +194,18 @@ def test_fingerprints_follow_the_content_and_not_the_place(copied: Path, checkpo
     tensors["model.norm.weight"] += 0.5
     save_file(tensors, copied / "model.safetensors", metadata={"format": "pt"})
     assert fingerprint(copied) != same
+
+
+@pytest.mark.parametrize("first", [17 << 20, 200 << 20, 299 << 20])
+def test_a_file_of_weights_that_differs_in_its_middle_is_another(tmp_path: Path, first: int) -> None:
+    """As after a merged adapter: the same size and layout, and one matrix of 1 MiB elsewhere."""
+    (file := tmp_path / "weights").touch()
+    os.truncate(file, 300 << 20)  # zeros, without room on the disk
+    before = sampled(file)
+    with file.open("r+b") as stream:
+        stream.seek(first)
+        stream.write(b"x" * (1 << 20))
+    assert sampled(file) != before
 
 
 def test_bfloat16_scores_stay_near_those_of_float32(
