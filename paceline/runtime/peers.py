@@ -31,6 +31,7 @@ from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.driver import Egress
 from paceline.runtime.sessions.prompts import PeerScales, PromptSet, prompts_of, query_with_text, with_reused
 from paceline.runtime.sessions.remote import Admit, TextServer, to_wire
+from paceline.runtime.sessions.routing import UNLIKE
 from paceline.strategies.base import MachineConfig, Seat, Strategy
 from paceline.strategies.registry import STRATEGIES
 from paceline.wire.codec import constraint_from_wire, decode_part, sampling_from_wire
@@ -148,6 +149,8 @@ class Peers:
         link.on_open = lambda opening: self._on_open(link, peer, opening)
         link.on_down = lambda: self._on_down(link, peer)
         log.info("linked with %s, which holds %s documents", peer, link.peer.documents)
+        if not link.strategies:
+            log.warning("no answer is written together with %s: %s", peer, UNLIKE)
         self.scales.told(peer, link.peer.relevance)
         for client in list(chain(*self.clients.values())):
             if client.prepared.peer_name == peer:

@@ -71,9 +71,12 @@ TEXTS = {"cloud": "The harbour library opens at eight.", "device": "My landlord 
 ASKED = changed(REQUEST, messages=({"role": "user", "content": "harbour library"},), strategy="auto", max_tokens=24)
 
 
-async def test_a_device_reads_what_both_sides_have_found_and_writes_by_itself(tmp_path: Path) -> None:
+async def test_a_device_reads_what_both_sides_have_found_and_writes_by_itself(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with stores_of(tmp_path, {side: {"a.md": TEXTS[side]} for side in SIDES}) as stores:
         async with nodes(stores=stores, words="another", sizes={"cloud": 70}) as (bench, _):
+            assert caplog.text.count("no answer is written together with") == 2, "at both sides"
             private = changed(ASKED, privacy="answer-private")
             expected, _ = await collect(await bench.device.prepare(private))
             text, done = await collect(await bench.device.prepare(ASKED))
