@@ -22,11 +22,11 @@ from paceline.core.side import HandoffLevel, MayAsk, Side
 from paceline.settings_tables import (
     AgentTuning,
     AnswerSettings,
+    CheckedSettings,
     EnergySettings,
     OutsideSettings,
     PolicySettings,
     ServerTuning,
-    Settings,
     StageTuning,
     Tuning,
 )
@@ -80,7 +80,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 # ---- programs ----
-class ProgramSettings(Settings):
+class ProgramSettings(CheckedSettings):
     """Settings of one program. Frozen; paths are absolute; relations between fields have been checked."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)

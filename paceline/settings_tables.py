@@ -69,7 +69,7 @@ def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSet
     return units
 
 
-class Settings(BaseModel):
+class CheckedSettings(BaseModel):
     """Of any kind: a number is not written as true or false."""
 
     @field_validator("*", mode="before")
@@ -81,7 +81,7 @@ class Settings(BaseModel):
         return value
 
 
-class Table(Settings):
+class Table(CheckedSettings):
     """Settings without a flag: a table of the file, of all programs or inside the table of one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
