@@ -286,7 +286,7 @@ def _refuse_unknown(
 
 
 def _likeness(key: str, path: str) -> float:
-    """Of their names, whatever tables they are in."""
+    """Likeness of their names, 0 to 1, whatever tables they are in."""
     return difflib.SequenceMatcher(None, path.rpartition(".")[2], key.rpartition(".")[2]).ratio()
 
 

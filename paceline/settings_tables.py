@@ -70,7 +70,7 @@ def _working_together(units: Mapping[str, UnitSettings]) -> Mapping[str, UnitSet
 
 
 class CheckedSettings(BaseModel):
-    """Of any kind: a number is not written as true or false."""
+    """Base of all settings: a number is not written as true or false."""
 
     @field_validator("*", mode="before")
     @classmethod

@@ -216,7 +216,7 @@ def _look_at_gguf(wanted: str, file: Path) -> Found:
 
 
 def _short(needed: int, free: int, total: int, text: str) -> Found | None:
-    """Whether memory is short for a model. text: what is said of it."""
+    """The finding of a model for which memory is short; None where it is not. text: said of the model."""
     if needed > total:
         return "fail", f"{text}: choose a smaller model, or spread it with stages"
     return ("warn", f"{text}: end other programs, or choose a smaller model") if needed > free else None

@@ -62,13 +62,14 @@ class Pattern:
     @classmethod
     def parse(cls, text: str, home: str) -> Self:
         """home: what `~` stands for. Raises ValueError for what names nothing, or everything."""
+        strange = text != text.strip() or bool(_STRANGE.match(text))
         brackets = _BRACKET.findall(text)
         if text.count("[") > len(brackets) or any(
             first > last for each in brackets for first, last in _RANGE.findall(each)
         ):
             raise ValueError(f"{text!r} is no pattern: it has a [ without its ], or a range that is empty")
         kind, colon, rest = text.partition(":")
-        if colon and kind in ("store", "tag"):
+        if colon and kind in ("store", "tag") and not strange:
             key, equals, value = rest.partition("=")
             if not rest or (kind == "tag" and not (key and equals and value)):
                 raise ValueError(f"{text!r} names nothing: write store:NAME or tag:KEY=VALUE")
@@ -77,8 +78,7 @@ class Pattern:
         if not path.strip("/*"):
             raise ValueError(f"{text!r} names every document, or none: write a folder, a name or a pattern for names")
         around = () if path.startswith("/") else ("**",)
-        strange = text != text.strip() or "://" in text or bool(_STRANGE.match(text))
-        if strange or (around and not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/"))):
+        if strange or "://" in path or (around and not {"", ".", ".."}.isdisjoint(path.rstrip("/").split("/"))):
             raise ValueError(
                 f"{text!r} can name no document: write a path from / or ~/, a name, store:NAME or tag:KEY=VALUE, "
                 "without variables, . and .., and blanks at its ends"

@@ -284,7 +284,7 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
                 "causal language model."
             ) from error
         what = str(error)
-        if "ignore_mismatched_sizes" in what:  # and advice for programs
+        if "ignore_mismatched_sizes" in what:  # advice for who calls the library
             what = "its weights have other shapes than its config.json says, which may be another model's"
         elif isinstance(error, KeyError):
             what = f"its config.json lacks, or names, what is not known here: {error}"

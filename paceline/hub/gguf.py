@@ -465,10 +465,11 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
 
     Raises ConfigError.
     """
+    known = fingerprint(path)
     if vocabulary is not None:
-        return GgufModel(path, vocabulary, fingerprint(path), **_facts(GgufFile.open(path)))
+        return GgufModel(path, vocabulary, known, **_facts(GgufFile.open(path)))
     # Folders of one form: those of other releases are left alone.
-    folder = cache() / "gguf-vocabulary-2" / path_part(fingerprint(path), SHA256)
+    folder = cache() / "gguf-vocabulary-2" / path_part(known, SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:
@@ -476,7 +477,7 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
             _write_vocabulary(part, file)
             _write_json(part / "config.json", {"eos_token_id": ends, "bos_token_id": file._special("bos")})
             _write_json(part / "facts.json", _facts(file))
-    return GgufModel(path, folder, fingerprint(path), **json.loads((folder / "facts.json").read_text("utf-8")))
+    return GgufModel(path, folder, known, **json.loads((folder / "facts.json").read_text("utf-8")))
 
 
 def _facts(file: GgufFile) -> dict[str, Any]:

@@ -63,7 +63,20 @@ def test_a_pattern_that_names_everything_or_nothing_is_refused(text: str) -> Non
         Pattern.parse(text, HOME)
 
 
-STRANGE = ["./a", "../a/b", "a/../b", "a/.", "a//b", "$HOME/a", "~root/a", " /a", "/a ", "file:///a", "stores:a"]
+STRANGE = [
+    "./a",
+    "../a/b",
+    "a/../b",
+    "a/.",
+    "a//b",
+    "$HOME/a",
+    "~root/a",
+    " /a",
+    "/a ",
+    "file:///a",
+    "stores:a",
+    "store:a ",
+]
 
 
 @pytest.mark.parametrize("text", STRANGE)

@@ -172,7 +172,7 @@ class Responses:
         await self._release()
 
     def _lasts(self, run: Run) -> bool:
-        """Whether it goes on when this server has ended."""
+        """True for one that goes on when this server has ended."""
         return run.live.stored and (self.log.fleet is not None or goes_on(run.live.record))
 
     async def _release(self) -> None:

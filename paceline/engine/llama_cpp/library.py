@@ -215,7 +215,7 @@ class Stretch(NamedTuple):
 
 
 def measured(name: str, threads: int, measure: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-    """What was measured with so many threads at most, by this release on this processor, before, or is now. name: of
+    """The measurement with so many threads at most, by this release on this processor: made before, or now. name: of
     the file in the cache that keeps it."""
     system = _library().llama_print_system_info().decode()
     conditions = f"{_PACKAGE} {version(_PACKAGE)}, {system}, at most {threads} threads"

@@ -182,7 +182,7 @@ class Readable:
         return None if self.ruled is None else self.ruled.known().of(passage)
 
     def hides(self, passage: Passage) -> bool:
-        """Whether this reader is not to know that it is there."""
+        """True if this reader is not to know that it is there."""
         document = self.of(passage)
         return document is not None and self.bars(document) and not self.asks(document)
 
