@@ -49,13 +49,15 @@ def register(app: typer.Typer) -> None:
     group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(spread(add_device))
     group.command("list", epilog="Example: paceline devices list --json")(spread(list_devices))
+    group.command("rotate", epilog="Example: paceline keys rotate notebook")(spread(rotate_key))
     group.command("revoke", epilog="Example: paceline devices revoke phone")(spread(revoke_device))
-    told = "Create, list, extend and revoke the keys that let applications use this server."
+    told = "Create, list, extend, rotate and revoke the keys that let applications use this server."
     group = group_of(app, "keys", told, "paceline keys create notebook --scope chat --expires 30")
     example = "Example: paceline keys create notebook --scope chat --scope embeddings"
     group.command("create", epilog=example)(spread(create_key))
     group.command("list", epilog="Example: paceline keys list --json")(spread(list_keys))
     group.command("extend", epilog="Example: paceline keys extend notebook --expires 90")(spread(extend_key))
+    group.command("rotate", epilog="Example: paceline keys rotate notebook")(spread(rotate_key))
     group.command("revoke", epilog="Example: paceline keys revoke notebook")(spread(revoke_key))
     example = "paceline database copy --to postgresql://paceline@db/paceline"
     group = group_of(app, "database", "The database that several servers share.", example)
@@ -173,8 +175,7 @@ def create_key(
     """Make a key and show it, this once: only its hash is kept. A running server knows it at once."""
     keys = _keys(where)
     key = keys.create(name, scopes=scope or (), device=device, days=expires)
-    advice = "Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`."
-    show({"name": name, "key": key}, key, beside=advice, as_json=as_json)
+    _show_key(name, key, as_json=as_json)
 
 
 def list_keys(where: AtServer = HERE, as_json: Json = False) -> None:
@@ -206,6 +207,24 @@ def extend_key(
     if not _keys(where).extend(name, expires):
         raise ConfigError(f"There is no key {name} that could be extended; see `paceline keys list`.")
     show({"extended": name}, f"extended {name}", as_json=as_json)
+
+
+def rotate_key(
+    name: Named,
+    where: AtServer = HERE,
+    as_json: Json = False,
+) -> None:
+    """Put another secret in a key's place and show it, this once. The earlier one is refused from the next request on;
+    what the key has made stays its own. A revoked key is valid again by its new secret."""
+    key = _keys(where).rotate(name)
+    if key is None:
+        raise ConfigError(f"There is no key {name} that could be rotated; see `paceline keys list`.")
+    _show_key(name, key, as_json=as_json)
+
+
+def _show_key(name: str, key: str, *, as_json: bool) -> None:
+    advice = "Keep it: it is not shown again. Clients send it as `Authorization: Bearer KEY`."
+    show({"name": name, "key": key}, key, beside=advice, as_json=as_json)
 
 
 def revoke_key(

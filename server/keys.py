@@ -1,4 +1,4 @@
-"""API keys of applications: created, listed, extended and revoked by command, effective in a running server at once.
+"""API keys of applications: made, rotated and revoked by command, effective in a running server at once.
 
 Only a key's SHA-256 is stored. A slow hash protects passwords that people choose; a key here is 256 random bits, which
 cannot be guessed however fast the hash, and the hash is computed for every request.
@@ -34,6 +34,7 @@ _SCHEMA = (
         name TEXT NOT NULL,
         prefix TEXT NOT NULL,
         digest BLOB NOT NULL UNIQUE,  -- sha256
+        owner BLOB NOT NULL,  -- the digest that it began with: what it makes stays its own when it is rotated
         scopes TEXT,  -- separated by spaces; NULL: all
         device TEXT,  -- the device that joins its answers; NULL: the one that a request names
         created_at REAL NOT NULL,  -- s since 1970
@@ -79,18 +80,15 @@ class Keys:
         if device is not None:
             check_name(device)
         expires = _expiry(days)
-        key = MARK + secrets.token_urlsafe(32)
         kept = " ".join(scope for scope in SCOPES if scope in scopes) or None
-        digest = hashlib.sha256(key.encode()).digest()
+        key, digest = _drawn()
         self._require()
-        try:
-            with self._tables.changing() as rows:
-                rows.execute(
-                    "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, NULL)",
-                    (name, key[:SHOWN], digest, kept, device, time.time(), expires),
-                )
-        except DuplicateRow:
-            raise ConfigError(f"There is a key {name} already: revoke it first, or choose another name.") from None
+        taken = f"There is a key {name} already: revoke it first, or choose another name."
+        with _unique(taken), self._tables.changing() as rows:
+            rows.execute(
+                "INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+                (name, key[:SHOWN], digest, digest, kept, device, time.time(), expires),
+            )
         return key
 
     def all(self) -> list[Key]:
@@ -132,6 +130,27 @@ class Keys:
             ).rowcount
         return changed > 0
 
+    def rotate(self, name: str) -> str | None:
+        """Return another secret for a key, whose earlier one is refused from the next request on. What the key has made
+        stays its own. A revoked key is valid again by it. None where there is no such key.
+
+        Raises ConfigError for a revoked key while another has its name.
+        """
+        key, digest = _drawn()
+        with _unique("Another key has its name now: revoke that first."), self._tables.changing() as rows:
+            found = rows.execute(
+                "SELECT digest FROM keys WHERE name = ? OR prefix = ? "
+                "ORDER BY revoked_at IS NULL DESC, created_at DESC",
+                (name, name),
+            ).fetchone()
+            if found is None:
+                return None
+            rows.execute(
+                "UPDATE keys SET digest = ?, prefix = ?, revoked_at = NULL WHERE digest = ?",
+                (digest, key[:SHOWN], found[0]),
+            )
+        return key
+
     # ---- the server's side ------------------------------------------------------------------------------------------
     @contextmanager
     def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
@@ -161,7 +180,23 @@ class Keys:
 
 
 # A revoked key expires in 1970: with the moment of revocation it would be valid again if the clock were set back.
-_CURRENT = "SELECT digest, name, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
+_CURRENT = (
+    "SELECT digest, owner, name, scopes, device, CASE WHEN revoked_at IS NULL THEN expires_at ELSE 0 END FROM keys"
+)
+
+
+@contextmanager
+def _unique(otherwise: str) -> Iterator[None]:
+    try:
+        yield
+    except DuplicateRow:
+        raise ConfigError(otherwise) from None
+
+
+def _drawn() -> tuple[str, bytes]:
+    """A new key and its digest."""
+    key = MARK + secrets.token_urlsafe(32)
+    return key, hashlib.sha256(key.encode()).digest()
 
 
 def _expiry(days: float | None) -> float | None:
@@ -173,7 +208,7 @@ def _expiry(days: float | None) -> float | None:
     return time.time() + days * DAY_S
 
 
-def _stored(row: tuple[bytes, str, str | None, str | None, float | None]) -> StoredKey:
-    digest, name, scopes, device, until = row
+def _stored(row: tuple[bytes, bytes, str, str | None, str | None, float | None]) -> StoredKey:
+    digest, owner, name, scopes, device, until = row
     known = None if scopes is None else frozenset(scopes.split())
-    return StoredKey.of(digest, device=device, scopes=known, until=until, name=name)
+    return StoredKey.of(digest, owner=owner, device=device, scopes=known, until=until, name=name)

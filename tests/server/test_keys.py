@@ -98,6 +98,27 @@ def test_a_key_expires(keys: Keys, clock: Clock) -> None:
             keys.extend("short", 0)
 
 
+def test_a_rotated_key_has_another_secret_and_what_it_made(keys: Keys) -> None:
+    with keys.current() as stored:
+        ring = Keyring({}, stored)
+        first = keys.create("app", scopes=["chat"], device="phone")
+        known = ring.identify(bearer(first))
+        second = keys.rotate("app")
+        assert second is not None and ring.identify(bearer(second)) == known and ring.identify(bearer(first)) is None
+        assert [(each.name, each.prefix) for each in keys.all()] == [("app", second[:SHOWN])]
+        keys.revoke("app")
+        other = keys.create("app")
+        keys.revoke("app")
+        again = keys.rotate(second[:SHOWN])
+        assert again is not None and ring.identify(bearer(again)) == known
+        newest = keys.rotate("app")
+        assert newest is not None and ring.identify(bearer(newest)) == known, "the one in force is rotated"
+        assert all(ring.identify(bearer(each)) is None for each in (first, second, again, other))
+        with pytest.raises(ConfigError, match="Another key has its name"):
+            keys.rotate(other[:SHOWN])
+        assert keys.rotate("nobody") is None
+
+
 def test_the_last_key_revoked_opens_nothing(keys: Keys) -> None:
     with keys.current() as stored:
         ring = Keyring({}, stored)
@@ -253,6 +274,10 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
         assert "extended brief" in command(tmp_path, "extend", "brief", "--expires", "9").stdout
         assert request("POST", url + CHAT, json=BODY, headers={"authorization": f"Bearer {brief}"}).status_code == 200
 
+        key = command(tmp_path, "rotate", "app").stdout.strip()
+        assert fault(request("POST", url + CHAT, json=BODY, headers=headers), 401)["code"] == "invalid_api_key"
+        headers = {"authorization": f"Bearer {key}"}
+        assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
         assert "revoked app" in command(tmp_path, "revoke", "app").stdout
         assert fault(request("POST", url + CHAT, json=BODY, headers=headers), 401)["code"] == "invalid_api_key"
     listed = command(tmp_path, "list")
@@ -265,6 +290,7 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
     ]
     for asked in ("revoke", "extend"):
         assert isinstance(command(tmp_path, asked, "app").exception, ConfigError)
+    assert isinstance(command(tmp_path, "rotate", "nobody").exception, ConfigError)
 
 
 # ---- at the device --------------------------------------------------------------------------------------------------

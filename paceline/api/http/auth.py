@@ -59,12 +59,14 @@ class StoredKey:
         cls,
         digest: bytes,
         *,
+        owner: bytes | None = None,
         device: str | None = None,
         scopes: frozenset[str] | None = None,
         until: float | None = None,
         name: str = "",
     ) -> Self:
-        return cls(digest, Identity(device, _id(digest), scopes, name), until)
+        """owner: the digest that it had first; None: this one."""
+        return cls(digest, Identity(device, _id(owner or digest), scopes, name), until)
 
 
 class Keyring:
