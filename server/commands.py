@@ -244,9 +244,17 @@ def _keys(where: AtServer) -> Keys:
 
 
 def _state(where: AtServer) -> Path | Home:
-    """Where the server keeps devices and keys."""
+    """Where the server keeps devices and keys. Raises ConfigError for an agent's state directory, which has none."""
     settings = where.settings()
-    return opened_database(settings) or settings.state_dir
+    if database := opened_database(settings):
+        return database
+    folder = settings.state_dir
+    if (folder / "asking.sqlite").exists() and not (folder / "server-key.pem").exists():
+        raise ConfigError(
+            f"{folder} is an agent's state directory, and these are kept by a server: an agent takes its keys by "
+            "--api-key-file."
+        )
+    return folder
 
 
 def copy_state(

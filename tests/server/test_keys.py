@@ -19,11 +19,13 @@ from paceline.api.http import auth
 from paceline.api.http.auth import Identity, Keyring, check_exposure
 from paceline.commands.main import build
 from paceline.errors import ConfigError
+from paceline.runtime.asking import FILE as ASKING
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.identity import code_secrets
 from server import keys as keys_module
 from server.commands import register
 from server.keys import DAY_S, MARK, REQUIRED, SHOWN, Keys
+from server.program import FILE as SERVER_KEY
 from server.program import server_key
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault
@@ -291,6 +293,10 @@ def test_the_commands_and_a_running_server(tmp_path: Path) -> None:
     for asked in ("revoke", "extend"):
         assert isinstance(command(tmp_path, asked, "app").exception, ConfigError)
     assert isinstance(command(tmp_path, "rotate", "nobody").exception, ConfigError)
+    (tmp_path / ASKING).touch()
+    assert "an agent's state directory" in str(command(tmp_path, "create", "app").exception)
+    (tmp_path / SERVER_KEY).touch()
+    assert command(tmp_path, "list").exception is None
 
 
 # ---- at the device --------------------------------------------------------------------------------------------------
