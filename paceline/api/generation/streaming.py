@@ -22,6 +22,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import aclosing
 from typing import Self
 
 from sse_starlette.sse import EventSourceResponse, SendTimeoutError
@@ -138,21 +139,22 @@ class GenerationFanIn:
         return index, event
 
     async def _read(self, index: int) -> None:
-        events, watch = self._waiting.pop(index).run(), self._watches[index]
+        """The last event comes when its generation has given back what it held, so that nothing cuts that short."""
+        watch, last = self._watches[index], None
         try:
-            async for event in events:
-                if isinstance(event, GenerationResult) and event.reason not in ("stop", "length"):
-                    raise PacelineError(f"The answer could not be finished ({event.reason}).")
-                watch.took(event)
-                await self._queue.put((index, event))
-                if isinstance(event, GenerationResult):
-                    return
-            raise PacelineError("The answer ended without saying why.")
+            async with aclosing(self._waiting.pop(index).run()) as events:  # cancels the generation if it has not ended
+                async for event in events:
+                    if isinstance(event, GenerationResult) and event.reason not in ("stop", "length"):
+                        raise PacelineError(f"The answer could not be finished ({event.reason}).")
+                    watch.took(event)
+                    if isinstance(event, GenerationResult):
+                        last = event
+                        break
+                    await self._queue.put((index, event))
+            await self._queue.put((index, last or PacelineError("The answer ended without saying why.")))
         except Exception as error:
             watch.ended("failed")
             await self._queue.put((index, error))
-        finally:
-            await events.aclose()  # cancels the generation if it has not ended
 
 
 # ---- in one piece ---------------------------------------------------------------------------------------------------

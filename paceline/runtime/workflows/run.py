@@ -103,7 +103,8 @@ class WorkflowRun:
         self._admit = admit
         self._admit_answer = answer or admit
         self._apart = apart
-        self._closed: Callable[[], None] | None = closed
+        self._closed = closed
+        self._closing: asyncio.Task[None] | None = None
         self._question = query_of(request.prompt.messages)
         self._events: asyncio.Queue[GenerateEvent | Exception] = asyncio.Queue()
         self._running: Request | None = None  # at the driver
@@ -152,20 +153,18 @@ class WorkflowRun:
             await self.aclose()
 
     async def aclose(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)  # whoever is cancelled meanwhile, all of it ends
+
+    async def _close(self) -> None:
         if self._running is not None:
             self._driver.cancel(self._running)
-            self._running = None
             if sent := self._sent():
                 log.info("sent for a workflow, before its answer: %s", sent)
-        for text in self._texts:
-            await text.aclose()
-        for job in tuple(self._jobs):
-            await job.aclose()
-        if self._answer is not None:
-            await self._answer.aclose()
-        if self._closed is not None:
-            closed, self._closed = self._closed, None
-            closed()
+        streams: list[AgentText | TextStream] = [*self._texts, *self._jobs, *filter(None, [self._answer])]
+        await asyncio.gather(*(each.aclose() for each in streams), return_exceptions=True)
+        self._closed()
 
     # ---- the stages -------------------------------------------------------------------------------------------------
     def _begin(self) -> None:
@@ -410,7 +409,6 @@ class Workflows:
     ) -> WorkflowRun:
         """Nothing runs before the workflow is. Raises RequestError for one that cannot run here. begin: begins to
         prepare the answer, see `Preparation.begin`. closed: called once, when it has ended."""
-        resources, side = self._resources, self._resources.side
         if request.sources.workflow not in self.names():
             raise RequestError(
                 "The workflow 'research' searches the web, for which no provider is configured here: its operator can "
@@ -421,6 +419,15 @@ class Workflows:
         if request.prompt.tokens is not None:
             raise RequestError("A workflow needs a conversation.", param="paceline.workflow")
         request, answer = await begin(request)
+        try:
+            return await self._run(request, answer, closed)
+        except BaseException:
+            closed()
+            raise
+
+    async def _run(self, request: GenerateRequest, answer: Admit, closed: Callable[[], None]) -> WorkflowRun:
+        """The run of a workflow whose answer is begun."""
+        resources, side = self._resources, self._resources.side
         _, link = self._peers.peer_for(request)
         searched = request.wish.documents > 0  # otherwise the client wants none
         places = NodePlaces(

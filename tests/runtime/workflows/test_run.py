@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from paceline.api.generation.streaming import GenerationFanIn
+from paceline.api.observation import Observer
 from paceline.core.side import Side
-from paceline.errors import PacelineError, RequestError
+from paceline.errors import PacelineError, RequestError, StorageError
 from paceline.rag.records import Passage, Vectors
 from paceline.runtime import admission
 from paceline.runtime.service import GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
@@ -24,7 +29,7 @@ from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.flows import FLOWS, WorkflowSizes, WorkflowStages
 from paceline.workflow.graph import Launch, Outcome, Stage
 from tests.requests import changed
-from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node import REQUEST, collect, nodes, stores_of
 
 pytestmark = pytest.mark.anyio
 
@@ -384,3 +389,43 @@ async def test_a_workflow_that_waits_takes_a_place_until_it_is_closed(monkeypatc
         _, done = await collect(await bench.device.prepare(asked))
         assert done.degraded is None
         await (await bench.device.prepare(asked)).aclose()
+
+
+@pytest.mark.parametrize("workflow", ["fast", "advanced"])
+async def test_an_answer_that_was_read_to_its_end_has_no_place(workflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
+    async with nodes(linked=False) as (bench, _):
+        for _ in range(2):
+            answer = await bench.device.prepare(changed(REQUEST, workflow=workflow, strategy="auto", max_tokens=4))
+            watch = Observer(lambda: "org/model").answer({})
+            async with GenerationFanIn([answer], [watch], set()) as events:
+                async for _, event in events.all():
+                    if isinstance(event, GenerationResult):
+                        break  # as a surface leaves: at once
+
+
+async def test_a_workflow_that_is_not_begun_has_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_ANSWERS", 1)
+    with stores_of(tmp_path, {"device": {"keys.md": "The key is under the broom."}}) as stores:
+        async with nodes(linked=False, stores=stores) as (bench, _):
+            asked, begun = changed(REQUEST, workflow="long", strategy="auto"), asyncio.Event()
+            with monkeypatch.context() as patch:
+                patch.setattr(stores["device"], "outline", Mock(side_effect=StorageError("the disk is full")))
+                with pytest.raises(StorageError):
+                    await bench.device.prepare(asked)
+            outline = stores["device"].outline
+            held, going = threading.Event(), asyncio.get_running_loop()
+
+            def slow(*given: Any) -> Any:
+                going.call_soon_threadsafe(begun.set)
+                held.wait(30)
+                return outline(*given)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(stores["device"], "outline", slow)
+                preparing = asyncio.create_task(bench.device.prepare(asked))
+                await begun.wait()
+                preparing.cancel()
+                held.set()
+                await asyncio.gather(preparing, return_exceptions=True)
+            await (await bench.device.prepare(asked)).aclose()
