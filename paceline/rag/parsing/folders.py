@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from glob import escape, glob
 from pathlib import Path
 from typing import BinaryIO
 
@@ -70,14 +71,12 @@ def stamp_of(status: os.stat_result, now_ns: int) -> str:
     return f"{__version__} {status.st_size} {status.st_ino} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
-def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile | IngestResult:
+def _found_file(path: Path, name: str, root: Path | None = None) -> FoundFile:
     """With its stamp from before it is read, so that a change meanwhile shows."""
     try:
         status = path.stat(follow_symlinks=root is None)
     except (OSError, ValueError):  # it is gone, or no path: reading it will say so
         return FoundFile(path, name, root=root)
-    if root is not None and stat.S_ISREG(status.st_mode) and not status.st_size:
-        return IngestResult(name, "skipped", note="empty")
     return FoundFile(path, name, stamp_of(status, time.time_ns()), root, (status.st_dev, status.st_ino))
 
 
@@ -215,17 +214,16 @@ def _name_below(path: Path, root: Path) -> str:
 
 
 def is_gone(source: str) -> bool:
-    """True if nothing has this path any more. False for a path that is not shown whole, and where that cannot be
-    seen."""
-    if "\ufffd" in source:
-        return False
+    """True if no file has this path any more, itself and not by a link. False where that cannot be seen."""
+    if "\ufffd" in source:  # of a path that is not shown whole; what looks like it may be it
+        return not glob(escape(source).replace("\ufffd", "*"))
     try:
-        os.lstat(source)
+        status = os.lstat(source)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
         return False
-    return False
+    return not stat.S_ISREG(status.st_mode) or os.path.realpath(source) != source
 
 
 def _readable(name: str) -> str:

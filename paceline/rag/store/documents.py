@@ -151,40 +151,57 @@ class DocumentStore:
         gone and is found in another one is renamed. Files of one name in different folders are different documents: the
         later one's name is prefixed with as much of its path as needed. What cannot be read has a result that says so.
         """
-        files, results = find_files([paths] if isinstance(paths, Path) else paths)
+        found, results = find_files([paths] if isinstance(paths, Path) else paths)
+        files = list(dict.fromkeys(found))
         if not read_all:
             known, files = self._unchanged(files, zone)
             results += known
+        outcomes: dict[FoundFile, IngestResult] = {}
         with closing(ParserPool()) as parsers:
             try:
-                first = 0
                 for group in _groups(read_files(files, parsers)):
-                    results += self._add_group(group, zone, progress, first, len(files))
-                    first += len(group)
+                    outcomes |= self._add_group(group, zone, progress, len(outcomes), len(files))
+                copies = [file for file in files if outcomes[file].status == "duplicate"]
+                stored = {document.id for document in self.documents()} if copies else set()
+                # A text may have been a copy of a file's that was given another one behind it.
+                again = [file for file in copies if outcomes[file].id not in stored]
+                for group in _groups(read_files(again, parsers)):
+                    outcomes |= self._add_group(group, zone, progress, len(files), len(files))
             finally:
                 self._database.checkpoint()
-        return results
+        return [*results, *outcomes.values()]
 
     def _add_group(
         self, group: _Group, zone: Zone, progress: FilesProgress, first: int, num_files: int
-    ) -> list[IngestResult]:
+    ) -> dict[FoundFile, IngestResult]:
         """Add some of the files, from the number `first` on."""
-        results = [
-            IngestResult(file.name, "skipped", note="empty")
-            if error.empty and file.root is not None
-            else IngestResult(file.name, "failed", note=str(error))
-            for file, error in group
-            if isinstance(error, DocumentError)
-        ]
-        batch: list[tuple[Parsed, FoundFile | None]] = [
-            (parsed, file) for file, parsed in group if isinstance(parsed, Parsed)
-        ]
+        outcomes: dict[FoundFile, IngestResult] = {}
+        batch: list[tuple[Parsed, FoundFile]] = []
+        for file, parsed in group:
+            if isinstance(parsed, Parsed):
+                batch.append((parsed, file))
+            elif parsed.empty and (emptied := self._emptied(file)):
+                outcomes[file] = emptied
+            elif parsed.empty and file.root is not None:
+                outcomes[file] = IngestResult(file.name, "skipped", note="empty")
+            else:
+                outcomes[file] = IngestResult(file.name, "failed", note=str(parsed))
 
         def report(chunk: int, num_chunks: int) -> None:
             place = len(group) * chunk // num_chunks if num_chunks else len(group)
             progress(group[min(place, len(group) - 1)][0].name, first + place, num_files)
 
-        return results + self._write(batch, zone, report) if batch else results
+        written = self._write(batch, zone, report) if batch else []
+        return outcomes | {file: result for (_, file), result in zip(batch, written, strict=True)}
+
+    def _emptied(self, file: FoundFile) -> IngestResult | None:
+        """Remove the document of a file that has no text any more; None where there is none."""
+        with self._database.reading() as database:
+            known = rows.find_by_source(database, file.name, file.source)
+        if known is None:
+            return None
+        self.remove(known.id)
+        return IngestResult(known.name, "removed", known.id, note="its file is empty")
 
     def add_text(self, name: str, text: str, *, zone: Zone) -> IngestResult:
         """Add one document without a file. It replaces an earlier one of the same name that has no file either.

@@ -121,7 +121,11 @@ def test_a_folder_is_added_with_a_result_for_every_entry(store: DocumentStore, t
     }  # fmt: skip
     assert results["empty.md"].note == results["blank.txt"].note == "empty"
     assert [result.status for result in store.add(notes / "blank.txt", zone="device")] == ["failed"], "it was named"
-    assert steps[-1] == ("sub/train.md", 4, 4)
+    (notes / "boat.txt").write_text("")
+    assert {each.name: each.status for each in store.add(notes, zone="device")}["boat.txt"] == "removed"
+    (notes / "boat.txt").write_text(BOAT)
+    assert {each.name: each.status for each in store.add(notes, zone="device")}["boat.txt"] == "added"
+    assert steps[-1] == ("sub/train.md", 5, 5)
     assert sum(item.num_chunks for item in results.values()) > 1
     titles = {passage.title for passage in store.search("night train", 20)}
     assert titles <= {"", "Trains"}

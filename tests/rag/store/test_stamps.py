@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -65,6 +66,37 @@ def test_what_has_not_changed_is_not_read_again(store: DocumentStore, notes: Pat
     assert read == ["train.txt"]
     assert statuses(store, notes, read_all=True) == {"boat.txt": "unchanged", "train.txt": "unchanged"}
     assert read == ["train.txt", "boat.txt", "train.txt"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_sync_makes_the_documents_those_of_the_files(
+    store: DocumentStore, notes: Path, read: list[str], seed: int
+) -> None:
+    """Whatever becomes of them: texts are swapped, kept under another name, emptied; files become links and folders."""
+    del read  # files of this moment have stamps
+    rng, texts = random.Random(seed), [BOAT, TRAIN, "The key is under the broom.\n", "The tide is at six.\n"]
+    odd = os.fsdecode(b"bad\xfename.txt")
+    for _ in range(8):
+        for name in rng.sample(["boat.txt", "policy-2024.txt", "policy.txt", "train.txt", odd], 3):
+            path, becomes = notes / name, rng.choice(["text", "text", "text", "blank", "gone", "link", "folder", "old"])
+            if becomes == "old" and path.is_file() and not path.is_symlink():
+                (notes / "an-older.txt").write_text(path.read_text())
+            if path.is_dir() and not path.is_symlink():
+                path.rmdir()
+            path.unlink(missing_ok=True)
+            if becomes in ("text", "old"):
+                path.write_text(rng.choice(texts))
+            elif becomes == "blank":
+                path.write_text(rng.choice(["", " \n"]))
+            elif becomes == "link":
+                path.symlink_to(notes / "stays.txt")
+            elif becomes == "folder":
+                path.mkdir()
+        (notes / "stays.txt").write_text("This stays.\n")
+        statuses(store, notes)
+        stored = sorted(passage.text.strip() for passage in store.passages(0, 99))
+        regular = [each for each in notes.iterdir() if each.is_file() and not each.is_symlink()]
+        assert stored == sorted({text for each in regular if (text := each.read_text().strip())})
 
 
 def test_a_file_that_was_only_touched_is_read_once_more(store: DocumentStore, notes: Path, read: list[str]) -> None:
