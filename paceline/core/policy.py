@@ -217,3 +217,18 @@ LEAVES: Final[Mapping[Privacy, str]] = {
     "answer-private": "the search query",
     "local-only": "nothing",
 }
+
+
+# ---- texts that a rule holds, known by their letters ----------------------------------------------------------------
+PIECE: Final = 32  # letters and digits of a text that are marked together: any quotation of twice as many is recognised
+_OTHERS: Final = re.compile(r"[\W_]+")
+
+
+def letters(text: str) -> str:
+    """The letters and digits of a text, however it is set."""
+    return _OTHERS.sub("", text.casefold())
+
+
+def pair_letters(question: str, answer: str) -> str:
+    """Those of a question and a short answer."""
+    return "\0".join(letters(text) or text.strip() for text in (question, answer))

@@ -67,7 +67,8 @@ class Redactor:
         self._placeholders: dict[str, str] = {}  # by value
         self._values: dict[str, str] = {}  # by placeholder, without brackets
         self._numbers: Counter[str] = Counter()
-        self._known: dict[str, dict[tuple[str, ...], tuple[str, str]]] = {}  # words, by the first: kind and a value
+        self._known: dict[tuple[str, ...], tuple[str, str]] = {}  # words: kind and a value
+        self._sizes: dict[str, set[int]] = {}  # by a first word: of how many words what is known may be
 
     def __len__(self) -> int:
         return len(self._values)
@@ -105,7 +106,8 @@ class Redactor:
         return _PLACEHOLDER.sub(self._value, text)
 
     def _know(self, words: tuple[str, ...], kind: str, value: str) -> None:
-        self._known.setdefault(words[0], {}).setdefault(words, (kind, value))
+        self._known.setdefault(words, (kind, value))
+        self._sizes.setdefault(words[0], set()).add(len(words))
 
     def _mentions(self, text: str) -> Iterator[Entity]:
         """Where what is known stands, in any case and with other marks between its words; the longest of several."""
@@ -115,11 +117,10 @@ class Redactor:
         words = [token[0].casefold() for token in tokens]
         plain = not any(map(str.isupper, text))
         for at, token in enumerate(tokens):
-            known = self._known.get(words[at])
-            if known is None:
-                continue
-            for size in sorted({len(each) for each in known if at + len(each) <= len(tokens)}, reverse=True):
-                kind, value = known.get(tuple(words[at : at + size]), ("", ""))
+            for size in sorted(self._sizes.get(words[at], ()), reverse=True):
+                kind, value = self._known.get(tuple(words[at : at + size]), ("", ""))
+                if at + size > len(tokens):
+                    continue
                 gaps = (tokens[i + 1].start() - tokens[i].end() for i in range(at, at + size - 1))
                 if not kind or max(gaps, default=0) > _FAR:  # another sentence, or a row of a table
                     continue

@@ -211,18 +211,20 @@ class Peers:
     async def _search(self, link: Link, peer: str, opening: OpenSession) -> None:
         """Search for a device, and reply; without documents no passage is found."""
         egress, session, owner = Egress(), opening.session, f"peer:{peer}"
-        store = self._resources.readable(owner, peer=True)
-        found, reason = RetrievedPassages(session, []), "stop"
-        if store is not None and not self._searches.take(peer):
-            reason = f"{REFUSED}it is busy"
-        elif store is not None:
-            work = partial(store.search, opening.query[:MAX_QUERY], min(opening.top_k_documents, MAX_PASSAGES))
-            try:
-                found = RetrievedPassages(session, to_wire(await self._resources.units.do("search", work, owner)))
-            except Exception:  # the device must receive a reply in any case
-                log.exception("a device's search failed")
-                reason = f"{REFUSED}its documents cannot be searched"
-            finally:
+        found, reason, searches = RetrievedPassages(session, []), "stop", False
+        try:
+            if (store := self._resources.readable(owner, peer=True)) is not None:
+                if searches := self._searches.take(peer):
+                    work = partial(store.search, opening.query[:MAX_QUERY], min(opening.top_k_documents, MAX_PASSAGES))
+                    passages = await self._resources.units.do("search", work, owner)
+                    found = RetrievedPassages(session, to_wire(passages))
+                else:
+                    reason = f"{REFUSED}it is busy"
+        except Exception:  # the device must receive a reply in any case
+            log.exception("a device's search failed")
+            reason = f"{REFUSED}its documents cannot be searched"
+        finally:
+            if searches:
                 self._searches.give_back(peer)
         close = CloseSession(session, reason)
         with suppress(LinkClosed):
@@ -293,6 +295,16 @@ class Peers:
         return session
 
     async def _retrieve(self, session: PeerSession, part: _Part) -> None:
+        try:
+            await self._read(session, part)
+        except RequestError as refusal:  # of what the peer has sent
+            session.refuse(str(refusal))
+        except Exception:  # the peer must receive a reply in any case, and no private text with it
+            log.exception("a peer's request could not be prepared")
+            session.refuse("it cannot be prepared there now")
+
+    async def _read(self, session: PeerSession, part: _Part) -> None:
+        """Raises RequestError for what cannot be kept here, and whatever a store raises."""
         resources, positions = self._resources, self._resources.max_positions
         peer, length, ask = part.peer, len(part.opening.targets), part.ask
         if ask is not None:
@@ -302,16 +314,10 @@ class Peers:
                 log.error("no question of the cloud's is answered without a log: %s", error)
                 session.refuse("its activity log cannot be written")
                 return
-        if refusal := await self._compiled(part):
-            session.refuse(refusal)
-            return
+        if part.mask is not None and part.opening.constraint is not None:
+            part.mask.keep(await resources.mask(constraint_from_wire(part.opening.constraint), part.owner))
         salt = await self._salt(part)  # before the search
-        try:
-            prompts = await self._prompts(part)
-        except Exception as error:
-            log.exception("a peer's request could not be prepared")
-            session.fail(PacelineError(f"no documents could be read: {error}"))
-            return
+        prompts = await self._prompts(part)
         if ask is not None:
             ask.reads(passage.file_id for passage in prompts.passages)
             prompts = prompts.without_relevance(self.scales.temperature)
@@ -361,19 +367,6 @@ class Peers:
             judge=resources.judge if options.judged and query is None else None,
         )
         return await with_reused(await resources.units.do("search", work, part.owner), resources.prefiller)
-
-    async def _compiled(self, part: _Part) -> str:
-        """Give the mask its constraint, if there is one; why that cannot be, else empty."""
-        if part.mask is None or part.opening.constraint is None:
-            return ""
-        try:
-            part.mask.keep(await self._resources.mask(constraint_from_wire(part.opening.constraint), part.owner))
-        except RequestError as error:
-            return str(error)
-        except Exception:  # the peer must receive a refusal in any case
-            log.exception("a peer's constraint could not be compiled")
-            return "its constraint cannot be kept here"
-        return ""
 
     async def _salt(self, part: _Part) -> str | None:
         """Within which KV of a peer's session is shared: by a device's answers that it says may, and by an answer with

@@ -13,7 +13,6 @@ import asyncio
 import functools
 import hashlib
 import logging
-import re
 import secrets
 import threading
 import time
@@ -29,6 +28,7 @@ from typing import Final, cast
 from paceline.core.policy import (
     BUDGETS,
     HIGHEST,
+    PIECE,
     PRIVACY_LEVELS,
     Budget,
     Cause,
@@ -36,6 +36,8 @@ from paceline.core.policy import (
     Grant,
     Policy,
     Privacy,
+    letters,
+    pair_letters,
     strictest,
     used_up,
 )
@@ -54,12 +56,10 @@ log = logging.getLogger("paceline.policy")
 
 STORE: Final = "policy"
 NAMED: Final = "named:"  # begins the owner of a question what would happen, which is no key's id
-PIECE: Final = 32  # letters and digits of a text that are marked together: any quotation of twice as many is recognised
 MAX_MARKS: Final = 1 << 17  # of the newest texts, some 4 MB
 MAX_AGE_S: Final = 90 * 86_400.0
 KEPT_DAYS: Final = 32
 SAVE_S: Final = 1.0  # of what was taken, at most so much is lost with the power
-_LETTERS: Final = re.compile(r"[\W_]+")
 VERSION: Final = 1
 _SCHEMA: Final = (
     "CREATE TABLE policy_secret (one INTEGER PRIMARY KEY, value BLOB NOT NULL)",
@@ -75,10 +75,6 @@ _SCHEMA: Final = (
 
 
 _UNMARKED: Final = ""  # in the place of an answer that is not marked yet
-
-
-def _pair(question: str, answer: str) -> str:
-    return "\0".join(_LETTERS.sub("", text.casefold()) or text.strip() for text in (question, answer))
 
 
 def forbidden(message: str, param: str | None = None) -> RequestError:
@@ -317,7 +313,7 @@ class PolicyGuard:
         beside = (*map(str, request.prompt.template.values()), "" if form is None else form.text)
         said = [message["content"] for message in request.prompt.messages]
         pairs = ((question, each) for question, answer in pairwise(said) for each in (answer, _UNMARKED))
-        whole = [marks.get(self.state.mark(_pair(*pair))) for pair in pairs]
+        whole = [marks.get(self.state.mark(pair_letters(*pair))) for pair in pairs]
         found = [self._quoted(text, marks) for text in (*said, *beside)]
         level = strictest("open", *found, *(each for each in whole if each is not None))
         if level == "answer-private" and self._quoted(query_of(request.prompt.messages), marks) != "open":
@@ -325,8 +321,8 @@ class PolicyGuard:
         return level
 
     def _quoted(self, text: str, marks: Mapping[bytes, Privacy]) -> Privacy:
-        letters = _LETTERS.sub("", text.casefold())
-        found = {marks.get(self.state.mark(letters[at : at + PIECE])) for at in range(len(letters) - PIECE + 1)}
+        own = letters(text)
+        found = {marks.get(self.state.mark(own[at : at + PIECE])) for at in range(len(own) - PIECE + 1)}
         return strictest("open", *(each for each in found if each is not None))
 
     def held_to(self, request: GenerateRequest, decision: Decision) -> GenerateRequest:
@@ -351,15 +347,15 @@ class PolicyGuard:
         own = not owner or self.may_confirm(owner)
         return replace(decision, asks=tuple(asked.items())) if own and asked else decision
 
-    def remember(self, text: str, level: Privacy, said: Sequence[str] = ()) -> None:
-        """What goes on from this text is held to this level. said: before it; what the text repeats of that is no sign
-        of it, and a short text is known by the last of it."""
+    def remember(self, text: str, level: Privacy, last: str | None = None, before: str = "") -> None:
+        """What goes on from this text is held to this level. last: said before it, by which a short text is known.
+        before: `letters` of all that was said, which are no sign of the text where it repeats them."""
         if level == "open":
             return
-        letters, before = (_LETTERS.sub("", each.casefold()) for each in (text, "\0".join(said)))
-        pieces = [letters[at : at + PIECE] for at in range(0, len(letters) - PIECE + 1, PIECE)]
-        is_short = bool(said) and not pieces
-        pieces = [_pair(said[-1], text)] if is_short else [piece for piece in pieces if piece not in before]
+        own = letters(text)
+        pieces = [own[at : at + PIECE] for at in range(0, len(own) - PIECE + 1, PIECE)]
+        is_short = last is not None and not pieces
+        pieces = [pair_letters(last or "", text)] if is_short else [piece for piece in pieces if piece not in before]
         new: dict[bytes, Privacy] = {}
         with self._lock:
             for piece in pieces:
@@ -382,7 +378,7 @@ class PolicyGuard:
         """Keep, before an answer is given, that whatever follows this question is held to this level, for a program
         that ends before it has marked the answer itself. Returns what `release` takes then; None where it was so
         before. Raises StorageError where it cannot be kept."""
-        mark = self.state.mark(_pair(question, _UNMARKED))
+        mark = self.state.mark(pair_letters(question, _UNMARKED))
         with self._lock:
             known = self._marks.get(mark, "open")
             is_new = self._mark(mark, level) != known
@@ -554,6 +550,7 @@ class HeldAnswer:
         self.decision = decision
         self._guard = guard
         self._said = [message["content"] for message in messages]
+        self._before: str | None = None  # letters of all that
         # An answer may go on from a beginning, which its message will then hold too.
         self._question = next((each["content"] for each in reversed(messages) if each["role"] != "assistant"), None)
         self._text = self._rest = ""  # so far, and what of it is not marked
@@ -572,7 +569,7 @@ class HeldAnswer:
                         self._held = self.decision.holds
                         self._kept.append(await self._guard.hold(self._question, self._held))
                     if isinstance(event, GenerationResult):
-                        self._mark_all()
+                        self._remember(self._text)
                         await asyncio.wrap_future(self._guard.written())  # before a client goes on at another server
                         told = self.decision if self.decision.rule or self.decision.asks else None
                         event = replace(event, policy=event.policy or told)
@@ -580,7 +577,7 @@ class HeldAnswer:
                         self._mark(event.text)
                     yield event
             finally:
-                self._mark_all()
+                self._remember(self._text)
                 for mark in filter(None, self._kept):
                     self._guard.release(mark)
 
@@ -588,11 +585,13 @@ class HeldAnswer:
         self._text += text
         self._rest += text
         if len(self._rest) >= 2 * PIECE:
-            self._guard.remember(self._rest, self.decision.holds, self._said)
+            self._remember(self._rest)
             self._rest = self._rest[-PIECE:]
 
-    def _mark_all(self) -> None:
-        self._guard.remember(self._text, self.decision.holds, self._said)
+    def _remember(self, text: str) -> None:
+        if (level := self.decision.holds) != "open":
+            self._before = letters("\0".join(self._said)) if self._before is None else self._before  # once: it is long
+            self._guard.remember(text, level, self._said[-1] if self._said else None, self._before)
 
     async def aclose(self) -> None:
         await self.written.aclose()

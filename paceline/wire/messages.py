@@ -94,7 +94,7 @@ class RelevanceScale(SentPart, frozen=True):
     """The scale of a side's relevance. Scores of two sides can be compared only if their embedders are equal."""
 
     embedder: Hash  # fingerprint of its weights, not its name
-    temperature: Annotated[float, msgspec.Meta(gt=0, le=100)]  # divides a cosine; the cloud's holds for both
+    temperature: Annotated[float, msgspec.Meta(ge=0.01, le=100)]  # divides a cosine; the cloud's holds for both
 
 
 class Introduction(SentPart, frozen=True):

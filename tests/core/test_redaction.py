@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ OTHERS = (
 )
 PIECES = st.sampled_from([*NAMED.split("|"), *OTHERS.split("|")])
 TEXTS = st.lists(PIECES | st.text(max_size=6), max_size=12).map("".join)
+CONSONANTS = "bcdfghjklmnpqrstvwxz"
 WORDS = re.compile(r"[^\W_]+")
 
 
@@ -135,3 +137,21 @@ def test_the_time_is_that_of_the_length(text: str) -> None:
     assert redactor.restore(redactor.redact(text)) == text
     restorer = Restorer(redactor)
     assert restorer.push(text) + restorer.flush() == redactor.restore(text)
+
+
+def test_many_names_that_begin_alike_are_looked_up_by_their_lengths() -> None:
+    names = [f"Al Q{first}{second}b" for first in CONSONANTS for second in CONSONANTS]
+    text = ", ".join([*names, "Al Qbbb Berg", "Al"])
+    redactor, looked = learnt(text), 0
+
+    def count(_: object, event: str, called: object) -> None:
+        nonlocal looked
+        looked += event == "c_call" and getattr(called, "__name__", "") == "get"
+
+    sys.setprofile(count)
+    try:
+        redacted = redactor.redact(text)
+    finally:
+        sys.setprofile(None)
+    assert not any(name in redacted for name in names) and redactor.restore(redacted) == text
+    assert looked < 10 * len(names)

@@ -39,7 +39,7 @@ async def test_an_unsupported_constraint_is_refused_before_anything_starts() -> 
     ("error", "said"),
     [
         (RequestError("This schema cannot be kept to: too much."), "This schema cannot be kept to: too much."),
-        (ArithmeticError("nobody thought of it"), "its constraint cannot be kept here"),
+        (ArithmeticError("nobody thought of it"), "it cannot be prepared there now"),
     ],
 )
 async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constraint(
@@ -54,6 +54,7 @@ async def test_an_answer_continues_without_a_peer_that_cannot_enforce_its_constr
         with caplog.at_level(logging.WARNING):
             text, done = await collect(await bench.device.prepare(YES))
         assert f"refused: {said}" in caplog.text
+        assert ("Traceback" in caplog.text) == isinstance(error, ArithmeticError), "what a peer sends is no fault here"
         assert json.loads(text) in ("yes", "no")
         assert (done.reason, done.degraded) == ("stop", "cloud_refused")
         assert f"it refuses: {said}" in done.strategy_reason

@@ -7,6 +7,8 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,14 +16,25 @@ from paceline.core.fair import Shares
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import ByteTokenizer, fake_model
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, StorageError
 from paceline.runtime.service import GenerationResult, TextDelta
 from paceline.runtime.sessions import client as client_module
 from paceline.strategies import joint
 from paceline.wire.codec import decode
 from paceline.wire.messages import Drafts, OpenSession
 from tests.requests import changed
-from tests.runtime.test_node import HARBOUR, LANDLORD, REQUEST, Bench, GatedEngine, Passages, collect, linked, nodes
+from tests.runtime.test_node import (
+    HARBOUR,
+    LANDLORD,
+    REQUEST,
+    Bench,
+    GatedEngine,
+    Passages,
+    collect,
+    linked,
+    nodes,
+    stores_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -201,6 +214,19 @@ async def test_an_answer_does_not_pause_for_a_linked_peer_that_refuses() -> None
         session = await bench.device.prepare(changed(REQUEST, on_loss="pause"))
         with pytest.raises(PacelineError, match="not to go on alone"):
             await collect(session)
+
+
+@pytest.mark.parametrize("method", ["search", "removals", "count"])
+async def test_a_peer_whose_documents_cannot_be_read_refuses_at_once(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And tells nothing of why: an error may name files."""
+    with stores_of(tmp_path, {"cloud": {"keys.md": "The key is under the broom."}}) as stores:
+        async with nodes(stores=stores) as (bench, _):
+            answer = await bench.device.prepare(REQUEST)
+            monkeypatch.setattr(stores["cloud"], method, Mock(side_effect=StorageError("/secret cannot be read")))
+            _, done = await collect(answer)
+            assert done.degraded == "cloud_refused" and done.strategy_reason.endswith("cannot be prepared there now")
 
 
 async def test_a_link_lost_before_the_answer_begins_counts_as_lost() -> None:

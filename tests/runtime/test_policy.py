@@ -16,7 +16,18 @@ from typing import Any
 import pytest
 
 from paceline.core.energy import Energy
-from paceline.core.policy import PRIVACY_LEVELS, Budget, DocumentRule, Grant, Pattern, Policy, Privacy, Rule, strictest
+from paceline.core.policy import (
+    PRIVACY_LEVELS,
+    Budget,
+    DocumentRule,
+    Grant,
+    Pattern,
+    Policy,
+    Privacy,
+    Rule,
+    letters,
+    strictest,
+)
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.core.side import SIDES, Side
 from paceline.engine.fake import EOS, fake_model
@@ -184,7 +195,7 @@ async def test_what_was_written_under_a_rule_holds_what_goes_on_from_it_and_is_k
         text, done = await pair.ask(changed(ASKED, max_tokens=48, privacy="local-only"))
         short, _ = await pair.ask(changed(ASKED, max_tokens=4, privacy="local-only"))
         system = "You are a helpful assistant who answers briefly, from what the documents of this device say."
-        pair.guards["device"].remember(f"As I was told, {system}", "local-only", [system])
+        pair.guards["device"].remember(f"As I was told, {system}", "local-only", system, letters(system))
         assert done.policy is not None and done.policy.level == "local-only" and len(text) > 32
         pair.sent()
     told = {"role": "user", "content": QUESTION}

@@ -17,6 +17,7 @@ from paceline.wire.codec import (
     constraint_from_wire,
     constraint_to_wire,
     decode,
+    decode_part,
     encode,
     encode_part,
     peek_version,
@@ -28,9 +29,11 @@ from paceline.wire.messages import (
     MAX_FRAME_BYTES,
     ChatMessage,
     DistPayload,
+    Introduction,
     Message,
     OpenSession,
     Ping,
+    RelevanceScale,
 )
 from tests.wire.identities import DEVICE
 from tests.wire.samples import (
@@ -106,6 +109,13 @@ def test_contradicting_fields_are_a_fault(message: Message, path: str) -> None:
     error = refusal(encode(message), vocab_size=10)
     assert error.close_code == CloseCode.BAD_FRAME
     assert f"$.{path}" in str(error) or f".{path}`" in str(error)
+
+
+def test_a_scale_that_no_setting_has_is_a_fault() -> None:
+    """By the least float, a cosine becomes an infinity."""
+    for temperature in (5e-324, 0.009, 101.0, math.nan):
+        with pytest.raises(RemoteProtocolError, match="relevance"):
+            decode_part(encode_part(replace(DEVICE, relevance=RelevanceScale("a" * 64, temperature))), Introduction)
 
 
 def test_drafts_beyond_the_vocabulary_are_a_fault() -> None:
