@@ -190,6 +190,14 @@ class Node:
         self._is_first = first is None
 
     async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except BaseException:  # what has begun holds threads and weights
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def _begin(self) -> None:
         resources = self._resources
         await resources.start()
         if self._is_joined:
@@ -205,7 +213,6 @@ class Node:
             self._run(keep(resources.save_learnt))
         if resources.prefiller is not None:
             self._run(prefill_documents(resources.prefiller, self._is_busy))
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -214,7 +221,7 @@ class Node:
             session.fail(PacelineError("the program is shutting down"))
         await self._workflows.close()
         if self._is_joined:
-            del self._peers.clients[self]
+            self._peers.clients.pop(self, None)
         else:
             await self._peers.close()
         for task in list(self._tasks):

@@ -158,6 +158,7 @@ class ModelSlot:
         try:
             if ending is not None:
                 await asyncio.wait([ending])  # two of the same would need memory twice
+            await asyncio.to_thread(_give_back_memory)  # of one that could not be loaded, perhaps this one
             began, entered = self._now(), AsyncExitStack()
             node = await entered.enter_async_context(await self._open(self))
         except BaseException as error:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from unittest.mock import Mock
 from weakref import WeakSet
 
 import pytest
@@ -14,12 +17,12 @@ import pytest
 from paceline.core.sampling.sampler import SamplingParams
 from paceline.engine.base import LoadedModel
 from paceline.engine.fake import FakeEngine, fake_model
-from paceline.errors import ConfigError, EngineError, PacelineError, RequestError
+from paceline.errors import ConfigError, EngineError, PacelineError, RequestError, StorageError
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Company, NodeParts, Offer
 from paceline.runtime.served_models import ModelMemory, ModelSlot, ServedModels
 from tests.requests import a_request, changed
-from tests.runtime.test_node import REQUEST, collect, nodes
+from tests.runtime.test_node import REQUEST, collect, nodes, stores_of
 
 pytestmark = pytest.mark.anyio
 
@@ -74,6 +77,16 @@ async def test_a_model_is_loaded_once_for_all_who_ask_together() -> None:
     assert len({task.result() for task in asking}) == 1
     assert (model.begun, model.slot.state) == (1, "loaded")
     await model.slot.close()
+
+
+async def test_a_node_that_cannot_begin_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stores_of(tmp_path, {"cloud": {"keys.md": "The key is under the broom."}}) as stores:
+        before = set(threading.enumerate())
+        monkeypatch.setattr(stores["cloud"], "count", Mock(side_effect=StorageError("the database is away")))
+        with pytest.raises(StorageError):
+            async with Node("cloud", fake_model(), stores["cloud"], NodeParts()):
+                raise AssertionError("it has begun")
+        assert not [each.name for each in set(threading.enumerate()) - before if each.name == "paceline-engine"]
 
 
 async def test_a_client_that_leaves_does_not_stop_the_loading() -> None:

@@ -285,7 +285,10 @@ class PagedKvCache(TableEngine):
     def import_kv(self, seq: SeqId, rows: KvPrefix) -> None:
         num_rows, storage = len(rows.tokens), self._storage
         shapes = ((len(tensor), num_rows, *tensor.shape[2:]) for tensor in (storage.keys, storage.values))
-        keys, values = kv_to_tensors(rows, self.kv_model, *shapes, dtype=storage.keys.dtype)
+        try:
+            keys, values = kv_to_tensors(rows, self.kv_model, *shapes, dtype=storage.keys.dtype)
+        except RuntimeError as error:
+            raise engine_error(error, storage.keys.device) from error
         self._table.adopt(seq, rows.tokens)
         try:
             self._blocks.reserve(seq, num_rows)

@@ -388,7 +388,7 @@ class StepExecutor:
             if self._sampler is not None:
                 self._sampler.sample_ahead(ticket, [rows_ahead(self._requests.get(each.key), each) for each in chunks])
         except EngineLost as error:
-            return self._give_up(error)
+            return self.give_up(error)
         except EngineError as error:
             if len(chunks) > 1:  # a refusal has no effect, and half of a step needs less memory
                 half = len(chunks) // 2
@@ -414,7 +414,7 @@ class StepExecutor:
         try:
             output = self._runner.collect(step.ticket)
         except EngineLost as error:
-            return self._give_up(error)
+            return self.give_up(error)
         except Exception as error:
             log.exception("a step failed")
             return self._fail(step.chunks, EngineError(f"the engine failed: {error}"))
@@ -470,13 +470,13 @@ class StepExecutor:
         self._faults |= {seq: error for seq, key in self._unasked.items() if key in failed}  # for whoever asks
         return [(self._forget(key).answer, error) for key in sorted(failed & self._requests.keys())]
 
-    def _give_up(self, error: EngineLost) -> Answers:
-        """Fail every request, and all later ones."""
+    def give_up(self, error: EngineLost) -> Answers:
+        """Fail every request, and all later ones. In any state: nothing is scheduled any more."""
         log.critical("the engine is lost: %s", error)
         self.lost = error
-        for seq in {request.segment.seq for request in self._requests.values()}:
-            self.scheduler.cancel(seq)
-        return [(self._forget(key).answer, error) for key in sorted(self._requests)]
+        requests, self._requests = self._requests, {}
+        self._unasked, self._asked_late = {}, {}
+        return [(requests[key].answer, error) for key in sorted(requests)]
 
     def _forget(self, key: int) -> ForwardRequest:
         del self._parts[key]

@@ -179,7 +179,8 @@ class EngineWorker(Worker):
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        await asyncio.to_thread(self._thread.join)
+        if self._thread.ident is not None:  # it was started
+            await asyncio.to_thread(self._thread.join)
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
     @property
@@ -250,6 +251,17 @@ class EngineWorker(Worker):
         pin(self._cores)
         trim_heap()  # of what loading the model has freed
         self.steps.notify(self._wake)
+        while True:
+            try:
+                return self._step_on()
+            except Exception as fault:
+                if self.steps.lost is not None:
+                    raise
+                log.exception("the engine's thread has failed")
+                self._send(self.steps.give_up(EngineLost(f"the engine's thread has failed: {fault}")))
+
+    def _step_on(self) -> None:
+        """Steps, until the worker is stopped."""
         progressed, checked, idle, seconds, started = False, False, False, 0.0, 0.0
         ticked = time.perf_counter()
         while True:
@@ -290,11 +302,15 @@ class EngineWorker(Worker):
             answers = self.steps.run(scheduled)
             seconds = time.perf_counter() - started
             if answers:
-                with self._changed:
-                    self._delivering += 1
-                self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
+                self._send(answers)
                 answers = []  # likewise
                 self.steps.prefixes.export()
+
+    def _send(self, answers: Answers) -> None:
+        assert self._loop is not None
+        with self._changed:
+            self._delivering += 1
+        self._loop.call_soon_threadsafe(self._deliver, answers, self.steps.last)
 
     def _wake(self) -> None:
         """A batch under way has run. On any thread."""

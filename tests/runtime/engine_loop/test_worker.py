@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,7 +14,7 @@ from lab.engines import WrappedEngine
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.base import Engine, Output
 from paceline.engine.fake import FakeEngine
-from paceline.errors import EngineError
+from paceline.errors import EngineError, EngineLost
 from paceline.runtime.engine_loop.document_prefill import PREFIX, REPEATS, ROWS, Timed, forward_times
 from paceline.runtime.engine_loop.requests import Answer, ForwardRequest, SequenceOp
 from paceline.runtime.engine_loop.worker import EngineWorker
@@ -209,3 +210,19 @@ def test_a_slow_engine_is_timed_for_fewer_row_counts(monkeypatch: pytest.MonkeyP
 def test_an_engine_error_does_not_prevent_the_start() -> None:
     assert timed(Narrow(1)) == []
     assert {rows for rows, _ in timed(Narrow(PREFIX))} == {1, 2, 4, 8, 16}
+
+
+async def test_a_fault_beside_the_forwards_ends_no_thread_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits is told, whoever comes is refused, and the program learns that its engine is lost."""
+    worker = EngineWorker(FakeEngine())
+    await worker.start()
+    monkeypatch.setattr(worker.steps.scheduler, "schedule", Mock(side_effect=RuntimeError("CUDA out of memory")))
+    try:
+        for _ in range(2):
+            async with asyncio.timeout(30):
+                with pytest.raises(EngineLost, match="CUDA out of memory"):
+                    await worker.compute(Segment(worker.allocate(), 0, (1, 2)))
+        async with asyncio.timeout(30):
+            await worker.lost.wait()
+    finally:
+        await worker.stop()
