@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
@@ -15,7 +15,14 @@ from paceline.core.policy import PRIVACY_LEVELS
 from paceline.core.side import SIDES
 from paceline.errors import RequestError
 from paceline.runtime.questions import BETWEEN
-from paceline.runtime.service import Citation, GenerateEvent, GenerateRequest, Generation, GenerationResult, TextDelta
+from paceline.runtime.service import (
+    GenerateEvent,
+    GenerateRequest,
+    Generation,
+    GenerationResult,
+    TextDelta,
+    each_once,
+)
 from paceline.runtime.sessions.client import ClientSession
 from paceline.runtime.sessions.output_text import is_refusal
 
@@ -138,21 +145,13 @@ def joined(parts: Sequence[GenerationResult]) -> GenerationResult:
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(part.completion_tokens for part in parts),
         degraded=next((part.degraded for part in parts if part.degraded), None),
-        citations=_once(citation for part in parts for citation in part.citations),
-        found=_once(citation for part in parts for citation in part.found),
+        citations=each_once(citation for part in parts for citation in part.citations),
+        found=each_once(citation for part in parts for citation in part.found),
         policy=max(policies, key=lambda each: PRIVACY_LEVELS.index(each.level), default=None),  # the strictest
         stats=stats | {"cached_tokens": first.stats["cached_tokens"], "searches": searches},
         energy={side: _sum(uses) for side in SIDES if (uses := [p.energy[side] for p in parts if side in p.energy])},
         records=tuple(record for part in parts for record in part.records),
     )
-
-
-def _once(citations: Iterable[Citation]) -> tuple[Citation, ...]:
-    """Each passage as it was found first."""
-    known: dict[Hashable, Citation] = {}
-    for each in citations:
-        known.setdefault((each.side, each.document, each.chunk_id, each.peer_chunk, each.passage, each.url), each)
-    return tuple(known.values())
 
 
 def _sum(uses: Sequence[EnergyUse]) -> EnergyUse:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -134,6 +134,14 @@ class Citation:
     url: str = ""  # of a page of the web, which the side has read and is of neither
     place: str = ""  # as `Passage.place`; empty where it may not leave its side
     peer_chunk: int | None = None  # id of a chunk of the other side, which shows it under that
+
+
+def each_once(citations: Iterable[Citation]) -> tuple[Citation, ...]:
+    """Each passage as it was found first."""
+    known: dict[Hashable, Citation] = {}
+    for each in citations:
+        known.setdefault((each.side, each.document, each.chunk_id, each.peer_chunk, each.passage, each.url), each)
+    return tuple(known.values())
 
 
 @dataclass(frozen=True, slots=True)

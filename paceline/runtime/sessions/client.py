@@ -17,7 +17,7 @@ from paceline.errors import LinkClosed, LinkError, PacelineError, RequestError
 from paceline.rag.prompt import query_of
 from paceline.runtime.engine_loop.worker import Worker
 from paceline.runtime.link.connection import Link
-from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Logprobs, TextDelta
+from paceline.runtime.service import Citation, GenerateEvent, GenerationResult, Logprobs, TextDelta, each_once
 from paceline.runtime.sessions.base import EngineSequences, Session
 from paceline.runtime.sessions.driver import ClientPorts, Driver, Ports, Timeline
 from paceline.runtime.sessions.handoff import Watch
@@ -492,14 +492,15 @@ class ClientSession(Session):
         if is_refusal(self.written.said, self.prepared.refusals):
             return ()
         if not self._lanes:  # both sides have found the same, and neither decided more than the other
-            return (*self._citations, *self._peer_citations)
+            return each_once((*self._citations, *self._peer_citations))
         own = self._citations if self._lanes[self.prepared.side] else ()
         if self.prepared.prompts.together:
             said = self._tokenizer.decode(self.written.tokens)
             own = sharing_words(own, said, query_of(self.prepared.request.prompt.messages))
         elif self._deciding:
             own = tuple(citation for index, citation in enumerate(own) if index in self._deciding)
-        return (*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ()))
+        # A workflow may have read the peer's passages as well.
+        return each_once((*own, *(self._peer_citations if self._lanes[other(self.prepared.side)] else ())))
 
 
 class BegunSession(ClientSession):

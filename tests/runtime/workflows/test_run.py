@@ -429,3 +429,15 @@ async def test_a_workflow_that_is_not_begun_has_no_place(tmp_path: Path, monkeyp
                 held.set()
                 await asyncio.gather(preparing, return_exceptions=True)
             await (await bench.device.prepare(asked)).aclose()
+
+
+async def test_a_passage_that_both_sides_have_read_is_cited_once(tmp_path: Path) -> None:
+    """The workflow of one side has read the other's, which then joins the answer by it."""
+    texts = {"cloud": {"keys.md": "The key is under the broom."}, "device": {"hall.md": "The hall has one broom."}}
+    with stores_of(tmp_path, texts) as stores:
+        async with nodes(stores=stores) as (bench, _):
+            asked = changed(REQUEST, workflow="advanced", strategy="aggregate", privacy="open", max_tokens=24)
+            asked = changed(asked, messages=({"role": "user", "content": "Where is the key, and the broom?"},))
+            _, done = await collect(await bench.device.prepare(asked))
+            cited = [(each.side, each.document) for each in done.citations]
+            assert ("cloud", "keys.md") in cited and len(cited) == len(set(cited)), done.strategy_reason
