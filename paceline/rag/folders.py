@@ -110,20 +110,44 @@ _LOOK_MS = 500  # between looks at `stop`
 
 
 def changes(folders: Sequence[Path], stop: threading.Event | None = None) -> Iterator[None]:
-    """Yields at first, when changes from then on are noticed, and after changes; ends with `stop` or an interrupt."""
-    is_first = True
-    for found in watch(
-        *folders, watch_filter=_is_read, debounce=_LONGEST_MS, step=_QUIET_MS, stop_event=stop, rust_timeout=_LOOK_MS,
-        yield_on_timeout=True, raise_interrupt=False,
-    ):  # fmt: skip
-        if found or is_first:
-            is_first = False
-            yield
+    """Yields at first, when changes from then on are noticed, after changes, and when another folder has taken a path;
+    ends with `stop` or an interrupt."""
+    while True:
+        watched, is_first, gone = _identities(folders), True, False
+        for found in watch(
+            *folders, watch_filter=_is_read, debounce=_LONGEST_MS, step=_QUIET_MS, stop_event=stop,
+            rust_timeout=_LOOK_MS, yield_on_timeout=True, raise_interrupt=False,
+        ):  # fmt: skip
+            if found or is_first:
+                is_first = False
+                yield
+            now = _identities(folders)
+            gone = (
+                gone or None in now or any(change == Change.deleted and Path(path) in folders for change, path in found)
+            )
+            if None not in now and (gone or now != watched):
+                break  # the folders that are watched are no longer those of these paths
+        else:
+            return
+
+
+def _identities(folders: Iterable[Path]) -> list[tuple[int, int] | None]:
+    found: list[tuple[int, int] | None] = []
+    for folder in folders:
+        try:
+            status = folder.stat()
+            found.append((status.st_dev, status.st_ino))
+        except OSError:
+            found.append(None)
+    return found
 
 
 def _is_read(change: Change, path: str) -> bool:
-    """Files of the kinds that are read, and folders, whose names mostly have no end; so no database is one, where a
-    store lies in a watched folder."""
-    del change
+    """Files of the kinds that are read, and folders; of what is gone all may have been one, but for a database, where
+    a store lies in a watched folder."""
     name = PurePath(path)
-    return not name.name.startswith(".") and (kind_of(name.name) is not None or not name.suffix)
+    if name.name.startswith("."):
+        return False
+    if kind_of(name.name) is not None or not name.suffix:
+        return True
+    return not name.suffix.startswith(".sqlite") if change == Change.deleted else os.path.isdir(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from queue import Queue
 
@@ -154,24 +154,61 @@ def test_what_is_named_is_found_and_nothing_else(known: list[Document], wanted: 
 
 
 # ---- waiting for changes of files, on the real file system ----------------------------------------------------------
-def test_changes_are_told_from_the_first_turn_on_until_it_is_stopped(tmp_path: Path) -> None:
+@contextmanager
+def watched(folder: Path) -> Iterator[Queue[int]]:
+    """Turns, as they come, after the first; -1 when it has ended."""
     turns: Queue[int] = Queue()
     stop = threading.Event()
 
     def watch() -> None:
-        for number, _ in enumerate(changes([tmp_path], stop)):
+        for number, _ in enumerate(changes([folder], stop)):
             turns.put(number)
         turns.put(-1)
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     assert turns.get(timeout=60) == 0, "before anything has changed"
-    (tmp_path / ".hidden.md").write_text("not read")
-    (tmp_path / "documents.sqlite-wal").write_bytes(b"of a store that lies here")
-    (tmp_path / "a.md").write_text("Something.")
-    assert turns.get(timeout=60) == 1
-    (tmp_path / "a.md").unlink()
-    assert turns.get(timeout=60) == 2
+    yield turns
     stop.set()
-    assert turns.get(timeout=60) == -1
+    while turns.get(timeout=60) != -1:
+        pass
     thread.join(60)
+
+
+def test_changes_are_told_from_the_first_turn_on_until_it_is_stopped(tmp_path: Path) -> None:
+    with watched(tmp_path) as turns:
+        (tmp_path / ".hidden.md").write_text("not read")
+        (tmp_path / "documents.sqlite-wal").write_bytes(b"of a store that lies here")
+        (tmp_path / "a.md").write_text("Something.")
+        assert turns.get(timeout=60) == 1
+        (tmp_path / "a.md").unlink()
+        assert turns.get(timeout=60) == 2
+
+
+def test_a_folder_with_a_dot_in_its_name_is_noticed_as_it_comes_and_goes(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "Bills 2026.11"
+    here.mkdir()
+    there.mkdir()
+    (there / "a.md").write_text("Something.")
+    with watched(here) as turns:
+        there.rename(here / there.name)
+        assert turns.get(timeout=60) == 1
+        (here / there.name).rename(there)
+        assert turns.get(timeout=60) == 2
+
+
+@pytest.mark.parametrize("way", ["replaced", "made anew"])
+def test_a_folder_that_takes_the_place_of_the_watched_one_is_watched(tmp_path: Path, way: str) -> None:
+    here, other = tmp_path / "here", tmp_path / "other"
+    here.mkdir()
+    other.mkdir()
+    with watched(here) as turns:
+        if way == "replaced":
+            here.rename(tmp_path / "before")
+            other.rename(here)
+        else:
+            here.rmdir()
+            here.mkdir()
+        for number in range(3):  # a turn may be of the folder itself
+            (here / f"{number}.md").write_text("Something.")
+            turns.get(timeout=60)
