@@ -207,6 +207,7 @@ class Reading:
             expected=name is not None or request.joining.on_loss != "continue" or self._peers.expects(request),
             linked=link is not None and link.accepting,
             barred=barred,
+            absent="" if link is not None else self._peers.absence(request),
             common=() if link is None else tuple(link.strategies),
             raw_prompt=request.prompt.tokens is not None,
         )

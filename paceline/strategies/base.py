@@ -327,6 +327,7 @@ class RoutingContext:
     expected: bool = False  # a peer belongs to this request, whether it is linked now or not
     linked: bool = False
     barred: str = ""  # why the linked peer may not be asked for this request, as the end of a sentence
+    absent: str = ""  # where no peer is linked: the end of a sentence that says why, if there is more to say
     common: tuple[str, ...] = ()  # strategies both sides know
     raw_prompt: bool = False  # tokens are continued: no conversation, no documents
     passages: int | None = None  # that this side has retrieved; None: before retrieval

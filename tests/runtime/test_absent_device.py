@@ -73,7 +73,10 @@ async def test_a_refusal_says_why_no_device_takes_part() -> None:
         (link,) = bench.cloud._peers.links.values()
         bench.cloud._peers.links["phone"] = link
         _, done = await collect(await bench.cloud.prepare(changed(REQUEST, strategy="auto")))
-        assert (done.strategy_reason, done.degraded) == ("no device takes part", None)
+        several = "no device takes part: several are linked, and it names none in paceline.device"
+        assert (done.strategy_reason, done.degraded) == (several, None)
+        _, done = await collect(await bench.cloud.prepare(REQUEST))
+        assert (done.strategy_reason, done.degraded) == (several, "device_missing")
         with pytest.raises(RequestError, match="several are linked, and it names none"):
             await bench.cloud.prepare(changed(REQUEST, on_loss="fail"))
         del bench.cloud._peers.links["phone"]

@@ -48,13 +48,19 @@ class Rule:
 
     applies: Callable[[RoutingContext], bool]
     strategy: str
-    reason: str  # a format string with {peer}, {documents} and {barred}
+    reason: str  # a format string with {peer}, {documents}, {barred}, {absent} and {unlinked}
     missing: Callable[[RoutingContext], bool] = lambda _: False
     takes: Callable[[RoutingContext], bool] | None = None  # None: it always does
 
     def choice(self, context: RoutingContext) -> StrategyChoice:
-        documents = context.own.documents + context.peer.documents
-        reason = self.reason.format(peer=other(context.side), documents=documents, barred=context.barred)
+        peer, absent = other(context.side), context.absent
+        reason = self.reason.format(
+            peer=peer,
+            documents=context.own.documents + context.peer.documents,
+            barred=context.barred,
+            absent=absent,
+            unlinked=f"no {peer} takes part{absent}" if absent else f"the {peer} is not linked",
+        )
         strategy, compared, costs = self.strategy, "", {}
         if strategy == ALONE != context.wish.strategy:
             strategy, compared = alone_by(context.own)
@@ -179,8 +185,8 @@ AUTO_RULES: tuple[Rule, ...] = (
         "logprobs of a joint answer would need the device's distributions",
     ),
     BARRED,
-    Rule(lambda c: not c.linked and c.expected, ALONE, "the {peer} is not linked", _always),
-    Rule(lambda c: not c.linked, ALONE, "no {peer} takes part"),
+    Rule(lambda c: not c.linked and c.expected, ALONE, "{unlinked}", _always),
+    Rule(lambda c: not c.linked, ALONE, "no {peer} takes part{absent}"),
     Rule(
         lambda c: not c.common and c.side == "device",
         ALONE,
@@ -220,7 +226,7 @@ def asked_rules(name: str) -> tuple[Rule, ...]:
         return (Rule(_always, name, "the request asks for it", _search_missing),)
     return (
         replace(BARRED, missing=_always),
-        Rule(lambda c: not c.linked, ALONE, "the {peer} is not linked", _always),
+        Rule(lambda c: not c.linked, ALONE, "{unlinked}", _always),
         Rule(lambda c: not c.common, ALONE, UNLIKE, _always),
         Rule(lambda c: name not in c.common, ALONE, f"the {{peer}} does not know '{name}'", _always),
         Rule(_always, name, "the request asks for it"),
