@@ -49,7 +49,6 @@ def register(app: typer.Typer) -> None:
     group = devices_group(app)
     group.command("add", epilog="Example: paceline devices add phone")(spread(add_device))
     group.command("list", epilog="Example: paceline devices list --json")(spread(list_devices))
-    group.command("rotate", epilog="Example: paceline keys rotate notebook")(spread(rotate_key))
     group.command("revoke", epilog="Example: paceline devices revoke phone")(spread(revoke_device))
     told = "Create, list, extend, rotate and revoke the keys that let applications use this server."
     group = group_of(app, "keys", told, "paceline keys create notebook --scope chat --expires 30")

@@ -187,10 +187,13 @@ def _spaced(stretch: str, prefix: re.Match[str] | None) -> Iterator[tuple[str, .
         if prefix and not match.start():
             groups[0] = prefix[0] + groups[0]
         if 1 < len(groups) <= _MAX_GROUPS:
-            spans = [(i, j) for i in range(len(groups)) for j in range(i + 2, len(groups) + 1)]
-            joined = sorted(("".join(groups[i:j]) for i, j in spans), key=len, reverse=True)
-            tails = (form[-_SUBSCRIBER:] for form in joined if _LONG.fullmatch(form))
-            yield tuple(dict.fromkeys([*(form for form in joined if len(form) >= _FEW_DIGITS), *tails]))
+            ends = ["".join(groups[i:]) for i in range(len(groups) - 1)]
+            others = [(i, j) for i in range(len(groups)) for j in range(i + 2, len(groups))]
+            joined = sorted(("".join(groups[i:j]) for i, j in others), key=len, reverse=True)
+            tails = (form[-_SUBSCRIBER:] for form in (*ends, *joined) if _LONG.fullmatch(form))
+            # Other numbers of the same area begin alike: the ends tell more than what stands before them.
+            forms = [*(form for form in ends if len(form) >= _FEW_DIGITS), *tails]
+            yield tuple(dict.fromkeys([*forms, *(form for form in joined if len(form) >= _FEW_DIGITS)]))
 
 
 def _date(year: str, month: int, day: int) -> Iterator[tuple[str, ...]]:

@@ -6,12 +6,13 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path, PurePath
 
 from watchfiles import Change, watch
 
 from paceline.errors import ConfigError
-from paceline.rag.parsing.folders import find_files, is_gone
+from paceline.rag.parsing.folders import find_files, is_gone, readable
 from paceline.rag.parsing.kinds import kind_of
 from paceline.rag.records import Document, FilesProgress, IngestResult, Zone
 from paceline.rag.store.documents import DocumentStore
@@ -28,18 +29,19 @@ def matching(documents: Iterable[Document], wanted: str) -> list[Document]:
     files, else as a folder of names or files. As in a shell, `*` stands for any characters but `/`.
     """
     known = list(documents) if wanted else []
-    named = [document for document in known if wanted in (document.id, document.name)]
+    shown = readable(wanted)
+    named = [document for document in known if shown in (document.id, document.name)]
     if named:
         return named
-    if _WILDCARDS & set(wanted):
-        path = os.path.join(os.path.realpath(os.curdir), wanted)
+    if _WILDCARDS & set(shown):
+        path = os.path.normpath(os.path.join(escape(readable(os.path.realpath(os.curdir))), shown))
         return [
             document
             for document in known
-            if _fits(document.name, wanted) or ("/" in wanted and _fits(document.source, path))
+            if _fits(document.name, shown) or ("/" in shown and _fits(document.source, path))
         ]
-    folder = wanted.rstrip("/") + "/"
-    path = wanted if "\0" in wanted else os.path.realpath(wanted)
+    folder = shown.rstrip("/") + "/"
+    path = shown if "\0" in shown else readable(os.path.realpath(wanted))
     return [document for document in known if document.name.startswith(folder) or is_below(document, [path])]
 
 
@@ -95,7 +97,7 @@ def _check_not_emptied(store: DocumentStore, folder: Path) -> None:
 
 
 def _documents_below(store: DocumentStore, folder: Path) -> list[Document]:
-    where = os.path.realpath(folder)
+    where = readable(os.path.realpath(folder))
     return [document for document in store.documents() if is_below(document, [where])]
 
 

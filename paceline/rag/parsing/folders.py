@@ -49,7 +49,7 @@ class FoundFile:
         path. None is longer than MAX_NAME, unless the file's own name is.
         """
         yield self.name
-        whole = _readable(os.path.realpath(self.path)).strip("/")
+        whole = readable(os.path.realpath(self.path)).strip("/")
         parts = whole.split("/")
         for first in range(len(parts) - len(self.name.split("/")) - 1, -1, -1):
             name = "/".join(parts[first:])
@@ -161,7 +161,7 @@ def find_files(paths: Iterable[Path]) -> tuple[list[FoundFile], list[IngestResul
 
 
 def _found(path: Path) -> list[FoundFile | IngestResult]:
-    name = _readable(str(path))
+    name = readable(str(path))
     try:
         is_folder, exists = path.is_dir(), path.exists()
     except (OSError, ValueError):  # ValueError: a NUL in the path
@@ -172,7 +172,7 @@ def _found(path: Path) -> list[FoundFile | IngestResult]:
         return [IngestResult(name, "failed", note="does not exist; check the path")]
     if kind_of(path.name) is None:
         return [IngestResult(name, "failed", note=f"not of a kind that can be read; convert it to {NAMED_KINDS}")]
-    return [_found_file(path, _readable(path.name))]
+    return [_found_file(path, readable(path.name))]
 
 
 def _walk(root: Path) -> Iterator[FoundFile | IngestResult]:
@@ -210,7 +210,7 @@ def _reason_to_skip(path: Path, root: Path) -> str:
 
 
 def _name_below(path: Path, root: Path) -> str:
-    return _readable(path.relative_to(root).as_posix())
+    return readable(path.relative_to(root).as_posix())
 
 
 def is_gone(source: str) -> bool:
@@ -226,6 +226,6 @@ def is_gone(source: str) -> bool:
     return not stat.S_ISREG(status.st_mode) or os.path.realpath(source) != source
 
 
-def _readable(name: str) -> str:
+def readable(name: str) -> str:
     """Replace the bytes of a file name that are not UTF-8, since they can be neither stored nor shown."""
     return os.fsencode(name).decode("utf-8", "replace")

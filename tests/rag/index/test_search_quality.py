@@ -135,6 +135,7 @@ NUMBERS = {
     "amount2.txt": ("The bill amounts to 1,294.50 euros.", "1.294,50"),
     "phone.txt": ("The workshop has the number +44 20 7946 0958.", "020 7946 0958"),
     "phone2.txt": ("The workshop has the number +44 20 7946 0985.", "+442079460985"),
+    "phone3.txt": ("The workshop has the number 020 7946 0997.", "+44 20 7946 0997"),
     "error.txt": ("Error code 0x80070057 means a bad parameter.", "80070057"),
     "error2.txt": ("Error code 0x80070075 means a bad parameter.", "0x80070075"),
     "version.txt": ("Version v2.14.3 mended the export.", "2.14"),

@@ -70,12 +70,11 @@ def test_a_root_that_becomes_a_link_to_elsewhere_is_not_read(tmp_path: Path, par
     assert isinstance(result, DocumentError) and "was exchanged" in str(result)
 
 
-def test_an_empty_file_of_a_folder_is_skipped_and_a_named_one_is_a_failure(tmp_path: Path, parsers: ParserPool) -> None:
+def test_an_empty_file_is_no_document(tmp_path: Path, parsers: ParserPool) -> None:
     (tmp_path / "empty.txt").write_text("")
-    files, (skipped,) = find_files([tmp_path])
-    assert (files, skipped.note, skipped.status) == ([], "empty", "skipped")
-    ((_, error),) = read_files(find_files([tmp_path / "empty.txt"])[0], parsers)
-    assert isinstance(error, DocumentError) and "is empty" in str(error)
+    for named in (tmp_path, tmp_path / "empty.txt"):
+        ((_, error),) = read_files(find_files([named])[0], parsers)
+        assert isinstance(error, DocumentError) and error.empty and "is empty" in str(error)
 
 
 def test_folders_are_walked_and_skipped_entries_are_reported(tmp_path: Path) -> None:
@@ -151,6 +150,27 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Document]:
 )
 def test_what_is_named_is_found_and_nothing_else(known: list[Document], wanted: str, names: list[str]) -> None:
     assert [found.name for found in matching(known, wanted)] == names
+
+
+def test_the_working_directory_is_no_pattern_and_a_name_may_be_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "Project [2026]"
+    odd = os.fsdecode(b"b\xfed.md")
+    (folder / "notes").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    where = os.path.realpath(folder)
+    known = [
+        Document(f"doc-{n}", name, "", "device", 0.0, 1, f"{where}/notes/{name}")
+        for n, name in enumerate(["n1.md", "b\ufffdd.md"])
+    ]
+    for wanted, found in [
+        ("notes/n1*", "n1.md"),
+        ("./notes/n*", "n1.md"),
+        (f"notes/{odd}", "b\ufffdd.md"),
+        (odd, "b\ufffdd.md"),
+    ]:
+        assert [each.name for each in matching(known, wanted)] == [found], wanted
 
 
 # ---- waiting for changes of files, on the real file system ----------------------------------------------------------
