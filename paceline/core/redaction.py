@@ -259,24 +259,42 @@ _PATTERNS: Final = (  # the first ones keep their place
 _DIGITS: Final = re.compile(r"(?<!\w)\d++(?:[ .,/:-]\d++)*+(?!\w)")
 _MIXED: Final = re.compile(r"(?<!\w)[A-Za-z0-9]++(?:[-_/.:][A-Za-z0-9]++)*+(?!\w)")
 _YEAR: Final = re.compile(r"(?:1[89]|20)\d\d(?:[-/](?:(?:1[89]|20)?\d\d))?")
+_BLOCK: Final = 1 << 14  # characters
 _TIME: Final = re.compile(r"\d{1,2}[:.]\d{2}(?::\d{2})?")
 
 
 def find_numbers(text: str) -> Iterator[Entity]:
     """Addresses of all kinds, dates, amounts and numbers."""
+    blocks = list(_blocks(text))
     for kind, pattern in _PATTERNS:
-        for match in pattern.finditer(text):
+        for match in _matches(pattern, text, blocks):
             yield Entity(match.start(), match.end(), kind)
-    for match in _DIGITS.finditer(text):
+    for match in _matches(_DIGITS, text, blocks):
         digits = sum(map(str.isdigit, match[0]))
         apart = any(each in match[0] for each in " -/:")
         if digits >= (5 if apart else 4) and not _YEAR.fullmatch(match[0]) and not _TIME.fullmatch(match[0]):
             yield Entity(match.start(), match.end(), "NUMBER")
-    for match in _MIXED.finditer(text):
+    for match in _matches(_MIXED, text, blocks):
         token, digits = match[0], sum(map(str.isdigit, match[0]))
         marked = not token.islower() or digits > 3 or "-" in token  # else it may be such as sha256
         if digits > 2 and marked and len(token) > 4 and any(map(str.isalpha, token)):
             yield Entity(match.start(), match.end(), "NUMBER")
+
+
+def _matches(pattern: re.Pattern[str], text: str, blocks: Iterable[tuple[int, int]]) -> Iterator[re.Match[str]]:
+    return chain.from_iterable(pattern.finditer(text, *block) for block in blocks)
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Parts of a text, each up to the end of a line if there is one in it: other threads wait for as long as nothing is
+    found in one."""
+    start = 0
+    while start < len(text):
+        limit = start + _BLOCK
+        cuts = (text.rfind(end, start, limit) + 1 for end in ("\n", " ")) if limit < len(text) else ()
+        end = next(filter(None, cuts), limit)
+        yield start, min(end, len(text))
+        start = end
 
 
 # ---- common words ---------------------------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core import redaction
 from paceline.core.redaction import Entity, Redactor, Restorer, combined, find_entities
 
 # Pieces that make placeholders, names and numbers, beside any text.
@@ -155,3 +157,10 @@ def test_many_names_that_begin_alike_are_looked_up_by_their_lengths() -> None:
         sys.setprofile(None)
     assert not any(name in redacted for name in names) and redactor.restore(redacted) == text
     assert looked < 10 * len(names)
+
+
+@given(st.lists(TEXTS, min_size=1, max_size=6).map("\n".join))
+def test_what_is_found_in_a_long_text_is_what_its_lines_hold(text: str) -> None:
+    whole = sorted(find_entities(text))
+    with patch.object(redaction, "_BLOCK", max(1, *map(len, text.split("\n"))) + 1):
+        assert sorted(find_entities(text)) == whole
