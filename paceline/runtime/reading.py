@@ -239,7 +239,7 @@ class Reading:
             min_score=request.sources.min_score,
             found=request.sources.passages,
             others=peer_passages,
-            temperature=self._peers.scales.temperature,
+            temperature=self._peers.scales.temperature_at(request.wish.privacy),
             template=request.prompt.template,
             reading=resources.reading(str(request.wish.options.get("reading", ""))),
             judge=resources.judge if request.wish.options.get("judged") and query is None else None,

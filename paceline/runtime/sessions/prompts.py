@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from paceline.core.aggregation.weights import log_weight
+from paceline.core.policy import Privacy
 from paceline.core.side import WayOfReading
 from paceline.core.words import Words
 from paceline.engine.base import NO_FIELDS, TextModel
@@ -289,6 +290,10 @@ class PeerScales:
         self._own = own
         self._follows = follows
         self._told: dict[str, RelevanceScale | None] = {}
+
+    def temperature_at(self, level: Privacy) -> float:
+        """At a level of an answer: the cloud has no say in one that it has no part in."""
+        return self._own.temperature if level == "local-only" and self._own is not None else self.temperature
 
     def told(self, peer: str, scale: RelevanceScale | None) -> None:
         """Of a new link. A difference is logged once, though links come and go."""

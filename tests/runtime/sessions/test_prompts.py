@@ -108,6 +108,7 @@ def test_a_device_follows_the_temperature_that_its_cloud_tells(follows: bool) ->
     scales.told("cloud", None)
     scales.told("cloud", RelevanceScale("a" * 64, 0.5))
     assert (scales.temperature, scales.difference("cloud")) == (0.5 if follows else 0.8, "")
+    assert scales.temperature_at("answer-private") == scales.temperature and scales.temperature_at("local-only") == 0.8
 
 
 def test_documents_of_both_origins_weigh_the_same_and_keep_their_own_order() -> None:
