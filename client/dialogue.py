@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -25,21 +26,32 @@ if TYPE_CHECKING:
 
 
 QUOTES = '"""'
+_MORE = ". "  # before each further line of a question
 
 
 class Lines(Protocol):
     def read(self, prompt: str) -> str | None:
-        """One line, or a pasted text of several; None at the end of the input."""
+        """One line, or a pasted text of several; None at the end of the input. Raises GivenUpError."""
+
+
+class GivenUpError(Exception):
+    """What has been written of a question is not sent."""
 
 
 def read_question(lines: Lines) -> str | None:
     """The next question: a line, or what stands between two lines that begin and end with three quotation marks."""
+    while True:
+        with suppress(GivenUpError):
+            return _question(lines)
+
+
+def _question(lines: Lines) -> str | None:
     first = lines.read("> ")
     if first is None or not first.lstrip().startswith(QUOTES):
         return first
     text = first.lstrip().removeprefix(QUOTES)
     while not text.rstrip().endswith(QUOTES):
-        more = lines.read(". ")
+        more = lines.read(_MORE)
         if more is None:
             break
         text += f"\n{more}"
@@ -81,13 +93,14 @@ class Terminal:
         )
 
     def read(self, prompt: str) -> str | None:
-        while True:
-            try:
-                return self._session.prompt(prompt)
-            except KeyboardInterrupt:
-                continue  # the line is given up, not the conversation
-            except EOFError:
-                return None
+        try:
+            return self._session.prompt(prompt)
+        except KeyboardInterrupt:
+            raise GivenUpError from None
+        except EOFError:
+            if prompt == _MORE:
+                raise GivenUpError from None
+            return None
 
 
 COLOURS = {"cloud": "cyan", "device": "magenta"}  # by lane; text without a lane has the terminal's colour

@@ -65,6 +65,8 @@ def join(
     """Enrol this device at the server that invited it, and have `paceline agent` link to it from now on."""
     file = _file(config)
     line = given_secret("invitation", invitation, None) or ""
+    if not line.partition("#")[2].strip(" '"):
+        raise ConfigError(f"{line[:80]!r} is no invitation: give the whole line that `paceline invite` printed.")
     _keep(file, "device", _enrolled(line, file, insecure=insecure, state_dir=state_dir))
     typer.echo(f"Start it: {_start('device', file)}", err=True)
 
@@ -171,6 +173,8 @@ def _enrolled(invitation: str, file: Path, *, insecure: bool, state_dir: Path | 
     from .cloud import Credentials, exchange, http_url
 
     url, _, code = invitation.strip().removeprefix("paceline join ").strip("'").partition("#")
+    if not url.strip():
+        raise ConfigError("The invitation names no server: give the whole line that `paceline invite` printed.")
     known = file if file.exists() else Path(os.devnull)
     flags = {"cloud": url, "insecure": insecure or None, "code": code or None, "state_dir": state_dir}
     settings, _ = resolve(AgentSettings, flags, os.environ, known)

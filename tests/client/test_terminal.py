@@ -102,6 +102,10 @@ def test_lines_are_edited_remembered_pasted_and_quoted(url: str, service: Script
         terminal.enter('"""first')
         terminal.enter('second"""')
         terminal.wait("there.")
+        for key in (CTRL_C, CTRL_D):
+            terminal.enter('"""given up')
+            terminal.wait(PROMPT)
+            terminal.press(key)
         terminal.wait(PROMPT)
         terminal.press(CTRL_D)
         assert terminal.process.wait(WAIT) == 0

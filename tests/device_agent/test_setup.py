@@ -91,6 +91,13 @@ def test_what_cannot_be_joined_leaves_no_trace(folder: Path, asked: list[tuple[s
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize("given", ["", " ", "https://cloud.test", "https://cloud.test#", "#K7QF-2M9X-4TBA-9HJC", "''"])
+def test_what_is_no_invitation_is_told_so(folder: Path, asked: list[tuple[str, str]], given: str) -> None:
+    joined = run("join", given)
+    assert isinstance(joined.exception, ConfigError) and "`paceline invite` printed" in str(joined.exception)
+    assert not asked and list(folder.iterdir()) == []
+
+
 def test_a_server_joined_is_named_in_the_settings_that_are_there(asked: list[tuple[str, str]]) -> None:
     Path("paceline.toml").write_text(
         "log_level = 'error'\n# [agent]\n[server]\nport = 1\n[agent] # here\nport = 2\n[agent.tuning]\nthreads = 1\n"
