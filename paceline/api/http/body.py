@@ -233,7 +233,7 @@ def encode_json(value: object) -> bytes:
 def decode_object(body: bytes) -> dict[str, object]:
     """The JSON object in `body`. Raises RequestError (400) for anything else."""
     try:
-        value: object = json.loads(body.decode(), parse_constant=_refuse_constant, parse_float=_finite)
+        value: object = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=_finite)
         if _SURROGATE_ESCAPE.search(body):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError:

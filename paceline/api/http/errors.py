@@ -36,6 +36,8 @@ ABSENT: Final[Mapping[str, str]] = {
     "/v1/organization": "There are no organizations: keys are made and revoked with `paceline keys`.",
     "/v1/complete": "Anthropic has ended text completions: use /v1/messages, or OpenAI's /v1/completions.",
     "/v1/messages/batches": "There are no batches: send the requests to /v1/messages at the same time.",
+    "/v1/responses/input_tokens": "Tokens of a text or conversation are counted by /tokenize.",
+    "/v1/responses/compact": 'A conversation that is too long is cut with "truncation": "auto" in /v1/responses.',
     "/v1/rerankers": "One reranker is served, by /v1/rerank.",
     "/api/pull": "A model is chosen when the server starts: `paceline serve --model NAME`.",
     "/api/push": "Models are not published from here.",
@@ -84,7 +86,7 @@ def hint_of(path: str) -> str:
         return f" Did you mean /v1{path}?"
     if path.startswith("/v1/v1/"):
         return f" Did you mean {path.removeprefix('/v1')}?"
-    return ""
+    return f" Did you mean {path.rstrip('/')}?" if path.endswith("/") and path.strip("/") else ""
 
 
 _log = logging.getLogger("paceline.api")
@@ -181,7 +183,7 @@ def failure_of(error: BaseException) -> Failure:
 
 def http_failure(status: int, method: str, path: str, allow: str | None) -> Failure:
     """A fault found by the router: an unknown path, or a method it does not take."""
-    if status == 404:
+    if status == 404 or (status == 405 and path in ABSENT):  # `/v1/responses/compact` could be a response's id
         return Failure(404, f"There is no {path} here.{hint_of(path)}", code="unknown_url")
     if status == 405:
         headers = {"Allow": allow} if allow else {}

@@ -31,6 +31,10 @@ from tests.api.scripted import Script, ScriptedService, Signal, client_of, conne
 CHAT = "/v1/chat/completions"
 
 
+def test_a_byte_order_mark_before_a_body_is_no_part_of_it(http: httpx.Client) -> None:
+    assert http.post(CHAT, content=b"\xef\xbb\xbf" + json.dumps(BODY).encode()).status_code == 200
+
+
 def test_a_whole_surrogate_pair_is_a_character(http: httpx.Client, service: ScriptedService) -> None:
     body = json.dumps(BODY | {"messages": [{"role": "user", "content": "🚲"}]})
     assert "\\ud83d" in body
