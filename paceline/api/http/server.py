@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -308,8 +308,9 @@ class HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        for close in self._closers:
-            await close()
+        async with AsyncExitStack() as ended:  # each in spite of another's fault
+            for close in reversed(self._closers):
+                ended.push_async_callback(close)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
