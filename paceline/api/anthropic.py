@@ -402,6 +402,7 @@ _TOO_LONG = "prompt is too long: "  # by these words agents know that they must 
 class ErrorDetail(BaseModel):
     type: str
     message: str
+    details: JsonObject | None = None  # of a refused `thread`: by it the SDK's tool runner goes on without
 
 
 class AnthropicError(BaseModel):
@@ -415,7 +416,10 @@ class AnthropicError(BaseModel):
 def envelope(failure: Failure) -> Json:
     kind = _TYPES.get(failure.status, "invalid_request_error" if failure.status < 500 else "api_error")
     message = (_TOO_LONG if failure.code == "context_length_exceeded" else "") + failure.message
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id.get()}
+    error: Json = {"type": kind, "message": message}
+    if failure.param == "thread":
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error, "request_id": request_id.get()}
 
 
 SHAPE = ErrorShape("/v1/messages", AnthropicError, envelope, id_header=b"request-id")

@@ -290,6 +290,13 @@ def test_refusals_have_anthropics_shape(http: httpx.Client) -> None:
         assert response.status_code == status and body["type"] == "error", fields
         assert body["error"]["type"] == kind and words in body["error"]["message"]
         assert body["request_id"] == response.headers["x-request-id"] == response.headers["request-id"]
+        assert ("details" in body["error"]) == ("thread" in fields)
+
+
+def test_a_refused_thread_tells_the_tool_runner_to_go_on_without(http: httpx.Client) -> None:
+    """Source: `_unsupported_features` of anthropic-sdk-python 2.14, lib/threads/_thread_state.py."""
+    error = post(http, thread={"type": "create"}).json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_the_words_agents_know(
