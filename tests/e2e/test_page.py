@@ -281,6 +281,12 @@ def test_two_tabs_lose_none_of_each_others_questions(browse: Browse, pair: Pair)
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
 
 
+def test_a_question_goes_where_it_was_asked_whatever_is_opened_while_it_waits(browse: Browse, pair: Pair) -> None:
+    seen = browse("waiting", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["asked"] == [["Old?"], ["New?"]]
+    assert seen["shown"] == ["Old?"] and seen["titles"] == ["New?", "Old?"], "nor is anybody taken away from it"
+
+
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
 def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
     browse: Browse, pair: Pair, storage: str

@@ -5,6 +5,7 @@ import { createInterface } from "node:readline";
 import {
   accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf, until,
 } from "./browser.mjs";
+import { LOSSES } from "./losses.mjs";
 import { OWNERS } from "./owners.mjs";
 import { PICTURES } from "./pictures.mjs";
 
@@ -14,6 +15,7 @@ const SHORT = { max_output_tokens: 8 }; // where an answer only has to end
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
+  ...LOSSES,
   ...OWNERS,
   ...PICTURES,
 

@@ -32,7 +32,7 @@ const list = new ConversationList({ list: $("conversations"), search: $("search"
 let current = newConversation();
 let shown = new Map(); // by answer, their views
 const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
-let asking = false; // a question waits for what other tabs have kept
+let asking = null; // the conversation in which a question waits for what other tabs have kept
 let models = [];
 let server = { side: "cloud", linked: false }; // what it says of itself without a key
 let documents = null; // what this side reads, once it is known
@@ -52,6 +52,12 @@ function toEnd() {
 }
 
 // ---- conversations --------------------------------------------------------------------------------------------------
+/** Show another in place of the one that is not there any more, or not yet: what is asked in it is asked there. */
+function replace(conversation) {
+  if (asking === current) asking = conversation;
+  current = conversation;
+}
+
 async function select(conversation) {
   current = conversation;
   history.replaceState(null, "", archive.has(conversation) ? `#c=${conversation.id}` : location.pathname + location.search);
@@ -125,7 +131,7 @@ async function catchUp(remote = true) {
   await archive.catchUp(writing);
   if (remote) archive.inTurn(() => archive.bury());
   if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
-  if (!archive.has(current) && current.messages.length) current = newConversation(); // deleted elsewhere
+  if (!archive.has(current) && current.messages.length) replace(newConversation()); // deleted elsewhere
   if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
   showConversation();
   return complete(current);
@@ -169,16 +175,18 @@ const actions = {
 /** parent: the message below which the question goes, where it is not the last one. */
 async function ask(text, parent) {
   if (openAnswer(current) || asking || !text.trim()) return;
-  asking = true;
+  asking = current;
   showBusy();
   if (parent === undefined) $("question").value = "";
   fit();
   await started; // until then no model is known
   await catchUp(false);
-  asking = false;
-  current.title ||= titleOf(text);
-  const question = add(current, { role: "user", text: text.trim() }, parent);
-  answerNow(current, question.id);
+  const conversation = asking;
+  asking = null;
+  if (conversation.messages.length && !archive.has(conversation)) return showBusy(); // deleted meanwhile
+  conversation.title ||= titleOf(text);
+  const question = add(conversation, { role: "user", text: text.trim() }, parent);
+  answerNow(conversation, question.id);
 }
 
 /** Have an answer written below this question. from: one that was cut, with which it begins. */
@@ -195,7 +203,9 @@ function answerNow(conversation, question, from = null) {
     body.continue_final_message = true;
   }
   write(conversation, add(conversation, answer), body);
-  select(conversation);
+  if (conversation === current) return select(conversation);
+  list.show(current, writing);
+  return showBusy();
 }
 
 async function write(conversation, answer, body) {
@@ -257,7 +267,7 @@ function stop(conversation) {
 }
 
 function showBusy() {
-  const busy = asking || openAnswer(current) !== undefined;
+  const busy = asking !== null || openAnswer(current) !== undefined;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }
@@ -461,7 +471,7 @@ async function start() {
   $("status").textContent = t("connecting");
   await load();
   const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
-  current = archive.find(wanted) ?? current;
+  replace(archive.find(wanted) ?? current);
   showConversation();
   await refreshStatus();
   if (!current.messages.length) showConversation();

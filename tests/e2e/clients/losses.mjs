@@ -1,0 +1,49 @@
+// What people may lose without being told: questions, files and settings, in Chromium.
+
+import { ask, begin, ended, streamOf, until } from "./browser.mjs";
+
+const models = (page) => page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+const titles = (page) => page.locator("#conversations .open").allTextContents();
+
+/** Hold requests for these paths until the function that is returned is called. */
+async function held(page, path, method = "GET") {
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  await page.route(path, async (route) => {
+    if (route.request().method() === method) await released;
+    await route.fallback();
+  });
+  return release;
+}
+
+/** Bodies of the requests for an answer, each of which is answered at once. */
+async function answered(page) {
+  const bodies = [];
+  await page.route("**/v1/responses", (route) => {
+    bodies.push(route.request().postDataJSON());
+    return route.fulfill({ contentType: "text/event-stream", body: streamOf([["So.", "cloud"]]) });
+  });
+  return bodies;
+}
+
+const saidIn = ({ input }) => input.map(({ content }) => content);
+
+export const LOSSES = {
+  // A question that waits while another conversation is opened, and while its own is deleted.
+  async waiting(page, { url }) {
+    const bodies = await answered(page);
+    await page.goto(url);
+    await models(page);
+    await ask(page, "Old?");
+    const release = await held(page, "**/v1/models");
+    await page.goto(url);
+    await page.locator("#conversations .open").waitFor();
+    await begin(page, "New?");
+    await page.locator("#conversations .open", { hasText: "Old?" }).click();
+    release();
+    await page.locator("#conversations .open", { hasText: "New?" }).waitFor();
+    const shown = await page.locator(".question .words").allTextContents();
+    await until(page, async () => (await (await fetch("v1/conversations")).json()).data.length === 2);
+    return { asked: bodies.map(saidIn), shown, titles: await titles(page) };
+  },
+};
