@@ -287,6 +287,13 @@ def test_a_question_goes_where_it_was_asked_whatever_is_opened_while_it_waits(br
     assert seen["shown"] == ["Old?"] and seen["titles"] == ["New?", "Old?"], "nor is anybody taken away from it"
 
 
+def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_store(browse: Browse, pair: Pair) -> None:
+    seen = browse("files", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["back"] == "Given up?"
+    assert seen["made"] == 1 and len(seen["names"]) == 2, "two choices at once"
+    assert seen["asked"] == [["Beside?", None], ["What do they say?", 2]], "and other conversations do not wait"
+
+
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
 def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
     browse: Browse, pair: Pair, storage: str

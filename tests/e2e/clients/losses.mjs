@@ -46,4 +46,29 @@ export const LOSSES = {
     await until(page, async () => (await (await fetch("v1/conversations")).json()).data.length === 2);
     return { asked: bodies.map(saidIn), shown, titles: await titles(page) };
   },
+
+  // Files of a conversation: two choices at once, a question before they are read, one that is given up, a reload.
+  async files(page, { url }) {
+    const bodies = await answered(page);
+    const file = (name) => ({ name, mimeType: "text/markdown", buffer: Buffer.from(`${name} says 77.`) });
+    const made = [];
+    page.on("request", (request) => request.method() === "POST" && request.url().endsWith("/v1/vector_stores") && made.push(request.url()));
+    await page.goto(url);
+    await models(page);
+    const release = await held(page, "**/v1/files", "POST");
+    await page.setInputFiles("#attach-files", file("a.md"));
+    await page.setInputFiles("#attach-files", file("b\u202edm.c"));
+    await begin(page, "Given up?");
+    await page.click("#stop");
+    const back = await page.inputValue("#question");
+    await page.fill("#question", "");
+    await begin(page, "What do they say?");
+    await page.keyboard.press("Alt+n");
+    await ask(page, "Beside?");
+    release();
+    await page.locator("#conversations .open", { hasText: "What do they say?" }).click();
+    await ended(page);
+    const names = await page.locator("#attached [data-state=completed] .name").allTextContents();
+    return { back, made: made.length, names, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length]) };
+  },
 };

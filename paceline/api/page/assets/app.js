@@ -32,7 +32,7 @@ const list = new ConversationList({ list: $("conversations"), search: $("search"
 let current = newConversation();
 let shown = new Map(); // by answer, their views
 const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
-let asking = null; // the conversation in which a question waits for what other tabs have kept
+const asking = new Set(); // {conversation, text} of questions that wait for files, and for what other tabs have kept
 let models = [];
 let server = { side: "cloud", linked: false }; // what it says of itself without a key
 let documents = null; // what this side reads, once it is known
@@ -54,7 +54,8 @@ function toEnd() {
 // ---- conversations --------------------------------------------------------------------------------------------------
 /** Show another in place of the one that is not there any more, or not yet: what is asked in it is asked there. */
 function replace(conversation) {
-  if (asking === current) asking = conversation;
+  const waiting = waitingIn(current);
+  if (waiting) waiting.conversation = conversation;
   current = conversation;
 }
 
@@ -158,10 +159,10 @@ async function complete(conversation) {
 // ---- answers --------------------------------------------------------------------------------------------------------
 const actions = {
   retry(answer) {
-    if (!openAnswer(current)) answerNow(current, answer.parent);
+    whenReady((conversation) => answerNow(conversation, answer.parent));
   },
   goOn(answer) {
-    if (!openAnswer(current)) answerNow(current, answer.parent, answer);
+    whenReady((conversation) => answerNow(conversation, answer.parent, answer));
   },
   openSource: (citation, answer) => openSource($("source"), citation, answer, server.side),
   versions: (message) => versionsBar(versionsOf(current, message), message, (other) => {
@@ -173,20 +174,31 @@ const actions = {
 };
 
 /** parent: the message below which the question goes, where it is not the last one. */
-async function ask(text, parent) {
-  if (openAnswer(current) || asking || !text.trim()) return;
-  asking = current;
+function ask(text, parent) {
+  if (!text.trim()) return;
+  whenReady((conversation) => {
+    conversation.title ||= titleOf(text);
+    const question = add(conversation, { role: "user", text: text.trim() }, parent);
+    answerNow(conversation, question.id);
+  }, parent === undefined ? text : "");
+}
+
+/** Call `work` with this conversation once an answer can read its files and continue what other tabs have kept; unless it is
+ * stopped, which gives the text back. text: taken out of the field. */
+async function whenReady(work, text = "") {
+  if (openAnswer(current) || waitingIn(current)) return;
+  const mine = { conversation: current, text };
+  asking.add(mine);
   showBusy();
-  if (parent === undefined) $("question").value = "";
+  if (text) $("question").value = "";
   fit();
   await started; // until then no model is known
+  await attached.get(mine.conversation)?.settled();
   await catchUp(false);
-  const conversation = asking;
-  asking = null;
-  if (conversation.messages.length && !archive.has(conversation)) return showBusy(); // deleted meanwhile
-  conversation.title ||= titleOf(text);
-  const question = add(conversation, { role: "user", text: text.trim() }, parent);
-  answerNow(conversation, question.id);
+  if (!asking.delete(mine)) return; // stopped
+  const { conversation } = mine;
+  if (conversation.messages.length && !archive.has(conversation)) showBusy(); // deleted meanwhile
+  else work(conversation);
 }
 
 /** Have an answer written below this question. from: one that was cut, with which it begins. */
@@ -261,13 +273,25 @@ function openAnswer(conversation) {
 
 /** End the answer of a conversation, at the server too. */
 function stop(conversation) {
+  const waiting = waitingIn(conversation);
+  if (waiting) {
+    asking.delete(waiting);
+    $("question").value ||= waiting.text;
+    fit();
+    return showBusy();
+  }
   const answer = openAnswer(conversation);
   if (answer?.kept && answer.response) cancelAnswer(answer).catch(() => {}); // it has just ended
   else writing.get(conversation)?.abort.abort();
+  return undefined;
+}
+
+function waitingIn(conversation) {
+  return [...asking].find((each) => each.conversation === conversation);
 }
 
 function showBusy() {
-  const busy = asking !== null || openAnswer(current) !== undefined;
+  const busy = (waitingIn(current) ?? openAnswer(current)) !== undefined;
   $("send").hidden = busy;
   $("stop").hidden = !busy;
 }

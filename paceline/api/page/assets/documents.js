@@ -25,7 +25,8 @@ export class Uploads {
     this.conversation = conversation?.id ?? "";
     this.store = conversation?.store ?? ""; // its id, once it exists
     this.count = 0; // documents in it
-    this.adding = 0; // uploads under way, whose rows are shown already
+    this.adding = 0; // choices of files that are not all read yet, whose rows are shown already
+    this.added = Promise.resolve(); // the end of the last of them
     this.loading = Promise.resolve();
   }
 
@@ -48,7 +49,14 @@ export class Uploads {
     const names = new Map(files.map((file) => [file.id, file.filename]));
     this.count = held.length;
     this.show(held.map((each) => ({ ...each, name: names.get(each.id) ?? each.id })));
-    for (const each of held) if (each.status === "in_progress") this.follow(each.id).catch(({ message }) => this.say(message));
+    const open = held.filter(({ status }) => status === "in_progress");
+    this.added = Promise.all([this.added, ...open.map(({ id }) => this.follow(id).catch(({ message }) => this.say(message)))]);
+  }
+
+  /** Wait until each file that is shown is read, or has failed. */
+  async settled() {
+    await this.loading.catch(() => {});
+    await this.added;
   }
 
   async find() {
@@ -62,7 +70,8 @@ export class Uploads {
   }
 
   show(entries) {
-    this.list.replaceChildren(...entries.map((entry) => this.row(entry)));
+    const added = [...this.list.children].filter(({ dataset }) => dataset.state === "uploading"); // meanwhile
+    this.list.replaceChildren(...entries.map((entry) => this.row(entry)), ...added);
   }
 
   row(entry) {
@@ -83,26 +92,30 @@ export class Uploads {
     return row;
   }
 
-  async add(files) {
+  /** Upload files and have them read, after those that were chosen before: one store is made for all. */
+  add(files) {
+    const rows = files.map(({ name }) => this.row({ name, status: "uploading" }));
+    this.list.append(...rows);
     this.adding += 1;
-    await this.loading.catch(() => {});
-    for (const file of files) {
-      const row = this.row({ name: file.name, status: "uploading" });
-      this.list.append(row);
-      try {
-        const stored = await upload(file, (part) => (row.progress.value = part));
-        row.dataset.id = stored.id;
-        await this.makeStore();
-        await request(`v1/vector_stores/${this.store}/files`, { method: "POST", body: { file_id: stored.id } });
-        this.count += 1;
-        row.tell("in_progress");
-        await this.follow(stored.id);
-      } catch (error) {
-        row.tell("failed", error.message);
-        this.say(`${file.name}: ${error.message}`);
-      }
+    this.added = Promise.all([this.added, this.loading.catch(() => {})]).then(async () => {
+      for (const [index, file] of files.entries()) await this.read(file, rows[index]);
+      this.adding -= 1;
+    });
+  }
+
+  async read(file, row) {
+    try {
+      const stored = await upload(file, (part) => (row.progress.value = part));
+      row.dataset.id = stored.id;
+      await this.makeStore();
+      await request(`v1/vector_stores/${this.store}/files`, { method: "POST", body: { file_id: stored.id } });
+      this.count += 1;
+      row.tell("in_progress");
+      await this.follow(stored.id);
+    } catch (error) {
+      row.tell("failed", error.message);
+      this.say(`${file.name}: ${error.message}`);
     }
-    this.adding -= 1;
   }
 
   async makeStore() {
