@@ -290,8 +290,9 @@ def test_a_question_goes_where_it_was_asked_whatever_is_opened_while_it_waits(br
 def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_store(browse: Browse, pair: Pair) -> None:
     seen = browse("files", pair.url("cloud"))
     assert seen["errors"] == [] and seen["back"] == "Given up?"
-    assert seen["made"] == 1 and len(seen["names"]) == 2, "two choices at once"
+    assert seen["stores"] == 1 and seen["names"] == ["a.md", "b dm.c"], "two choices at once; none is read backwards"
     assert seen["asked"] == [["Beside?", None], ["What do they say?", 2]], "and other conversations do not wait"
+    assert seen["again"] == ["secret.md", ["New conversation", "What do they say?", "Beside?"]], "before any question"
 
 
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])

@@ -1,6 +1,6 @@
 // What people may lose without being told: questions, files and settings, in Chromium.
 
-import { ask, begin, ended, streamOf, until } from "./browser.mjs";
+import { ask, begin, deleteFirst, ended, streamOf, until } from "./browser.mjs";
 
 const models = (page) => page.waitForFunction(() => document.querySelector("#model").options.length > 0);
 const titles = (page) => page.locator("#conversations .open").allTextContents();
@@ -23,6 +23,7 @@ async function answered(page) {
     bodies.push(route.request().postDataJSON());
     return route.fulfill({ contentType: "text/event-stream", body: streamOf([["So.", "cloud"]]) });
   });
+  await page.route("**/v1/responses/*", (route) => route.fulfill({ json: {} })); // of which the server knows nothing
   return bodies;
 }
 
@@ -69,6 +70,30 @@ export const LOSSES = {
     await page.locator("#conversations .open", { hasText: "What do they say?" }).click();
     await ended(page);
     const names = await page.locator("#attached [data-state=completed] .name").allTextContents();
-    return { back, made: made.length, names, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length]) };
+    const stores = made.length;
+    await page.keyboard.press("Alt+n");
+    await page.setInputFiles("#attach-files", file("secret.md"));
+    await page.waitForSelector("#attached [data-state=completed]");
+    await page.reload();
+    await page.waitForSelector("#attached [data-state=completed]");
+    const again = [await page.textContent("#attached .name"), await titles(page)];
+    await deleteFirst(page);
+    await page.locator("#conversations .open", { hasText: "Beside?" }).click();
+    await page.setInputFiles("#attach-files", file("early.md"));
+    await page.waitForSelector("#attached [data-state=completed]");
+    await deleteFirst(page);
+    await ask(page, "Brief?");
+    const late = await held(page, "**/v1/vector_stores", "POST");
+    await page.setInputFiles("#attach-files", file("late.md"));
+    await deleteFirst(page); // as its store is made
+    late();
+    await page.locator("#conversations .open", { hasText: "What do they say?" }).click();
+    await deleteFirst(page);
+    await until(page, async () => { // nothing is left behind
+      const all = async (kind) => (await (await fetch(`v1/${kind}`)).json()).data;
+      const names = (await all("files")).map(({ filename }) => filename);
+      return !/a.md|c$|secret|early|late/m.test(names.join("\n")) && !(await all("vector_stores")).some(({ metadata }) => metadata.conversation);
+    });
+    return { back, stores, names, again, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length]) };
   },
 };

@@ -1,7 +1,7 @@
 // A question or an answer on the screen, with its sources, its notes, how it was written, and what may be done with it.
 
 import { request } from "./api.js";
-import { icon, iconButton, make } from "./elements.js";
+import { icon, iconButton, legible, make } from "./elements.js";
 import { renderMarkdown } from "./markdown.js";
 import { copyButton, voiceButton } from "./rich.js";
 import { appendRun, NONE, Run } from "./run.js";
@@ -9,7 +9,6 @@ import { t } from "./text.js";
 
 const LOST = ["lost", "missing", "refused"];
 const DEGRADED = new Set([...["device", "cloud"].flatMap((side) => LOST.map((how) => `${side}_${how}`)), "workflow_incomplete"]);
-const TURNING = /[\u202a-\u202e\u2066-\u2069]/g; // by them a name would be read backwards, and the side after it
 const PRIVATE = "private document"; // of a device, whose name is not told to others
 
 /** versions: see `versionsBar`. edited: is called with a new text, in place of this one. */
@@ -140,7 +139,7 @@ export class AnswerView {
   sources(citations) {
     const items = citations.map((citation, index) => {
       const side = citation.side === "device" ? "device" : "cloud";
-      const name = String(citation.document || PRIVATE).replace(TURNING, " ");
+      const name = legible(citation.document || PRIVATE);
       const open = () => this.actions.openSource({ ...citation, document: name }, this.answer);
       const where = make("span", { className: "side", textContent: citation.side === "web" ? "web" : t(side) });
       const number = make("span", { className: "number", textContent: index + 1 });
@@ -169,7 +168,7 @@ function* sentences({ state, finish, report, response }) {
 
 /** A document that was not read, with a button by which its owner confirms it; without the right, how that is done. */
 function confirmation({ id, document: name }, retry) {
-  const note = make("p", { className: "note", textContent: `${t("asksFor", { name: String(name).replace(TURNING, " ") })} ` });
+  const note = make("p", { className: "note", textContent: `${t("asksFor", { name: legible(name) })} ` });
   const confirm = async () => {
     try {
       await request("v1/policy/confirmations", { method: "POST", body: { document: id } });

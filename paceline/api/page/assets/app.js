@@ -7,7 +7,7 @@ import { add, asJson, fromJson, newAnswer, newConversation, pathOf, requestBody,
 import { readable, Uploads } from "./documents.js";
 import { make } from "./elements.js";
 import { KeyDialog } from "./key.js";
-import { ConversationList, save } from "./list.js";
+import { ConversationList, save, titled } from "./list.js";
 import { copyFrom } from "./rich.js";
 import { NONE } from "./run.js";
 import { fillSettings, openOptions, showSettings } from "./settings.js";
@@ -61,7 +61,7 @@ function replace(conversation) {
 
 async function select(conversation) {
   current = conversation;
-  history.replaceState(null, "", archive.has(conversation) ? `#c=${conversation.id}` : location.pathname + location.search);
+  showAddress();
   closeSide();
   showConversation();
   $("question").focus();
@@ -72,8 +72,12 @@ async function select(conversation) {
   complete(conversation);
 }
 
+function showAddress() {
+  history.replaceState(null, "", archive.has(current) ? `#c=${current.id}` : location.pathname + location.search);
+}
+
 function showConversation() {
-  $("title").textContent = current.title || t("newConversation");
+  $("title").textContent = titled(current);
   document.title = current.title ? `${current.title} – Paceline` : "Paceline";
   const until = performance.now() + SHOW_MS;
   const views = new Map();
@@ -99,8 +103,14 @@ function showConversation() {
 
 function filesOf(conversation) {
   const files = new Uploads(say, conversation, (store) => {
+    if (isLost(conversation)) {
+      archive.forget({ ...newConversation(), id: store, owner: conversation.owner, store });
+      throw new ApiError(t("removed", { name: titled(conversation) }));
+    }
     conversation.store = store;
-    if (archive.has(conversation)) archive.remember(conversation);
+    archive.remember(conversation); // though nothing is asked yet: it is found again, and deleted with its files
+    if (conversation === current) showAddress();
+    list.show(current, writing);
   });
   if (conversation.store) files.load().catch(() => {}); // a key need not allow documents
   files.list.ariaLabel = t("attachedFiles");
@@ -109,12 +119,12 @@ function filesOf(conversation) {
 
 function changed(conversation) {
   if (archive.has(conversation)) archive.remember(conversation);
-  if (conversation === current) $("title").textContent = conversation.title || t("newConversation");
+  if (conversation === current) $("title").textContent = titled(conversation);
   list.show(current, writing);
 }
 
 function remove(conversation) {
-  if (!confirm(t("deleteThis", conversation))) return;
+  if (!confirm(t("deleteThis", { title: titled(conversation) }))) return;
   removeAtOnce(conversation);
   if (current === conversation) select(newConversation());
   else list.show(current, writing);
@@ -126,13 +136,18 @@ function removeAtOnce(conversation) {
   if (answer?.response || !answer?.kept) abort?.abort();
 }
 
+/** It was kept, and is deleted, here or elsewhere. */
+function isLost(conversation) {
+  return !archive.has(conversation) && Boolean(conversation.messages.length || conversation.store);
+}
+
 /** Show what other tabs and browsers have kept since. */
 async function catchUp(remote = true) {
   const before = JSON.stringify([current.leaf, current.messages.length, current.title]);
   await archive.catchUp(writing);
   if (remote) archive.inTurn(() => archive.bury());
   if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
-  if (!archive.has(current) && current.messages.length) replace(newConversation()); // deleted elsewhere
+  if (isLost(current)) replace(newConversation());
   if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
   showConversation();
   return complete(current);
@@ -197,7 +212,7 @@ async function whenReady(work, text = "") {
   await catchUp(false);
   if (!asking.delete(mine)) return; // stopped
   const { conversation } = mine;
-  if (conversation.messages.length && !archive.has(conversation)) showBusy(); // deleted meanwhile
+  if (isLost(conversation)) showBusy();
   else work(conversation);
 }
 

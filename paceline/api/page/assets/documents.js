@@ -2,7 +2,7 @@
 // own, which answers read as well: one for all conversations, and one for each that has files.
 
 import { request, requestAll, upload } from "./api.js";
-import { icon, make } from "./elements.js";
+import { icon, legible, make } from "./elements.js";
 import { t } from "./text.js";
 
 const MADE_BY = "paceline page"; // in a store's metadata
@@ -10,14 +10,15 @@ const FIRST_MS = 150;
 const MOST_MS = 2000;
 
 /** {side, total, data} of the documents of this side, as /v1/documents gives them. */
-export function readable() {
-  return request("v1/documents");
+export async function readable() {
+  const { data, ...more } = await request("v1/documents");
+  return { ...more, data: data.map((each) => ({ ...each, name: legible(each.name) })) };
 }
 
 /** Uploads in one vector store, shown as a list. */
 export class Uploads {
   /** say: is told what happens. conversation: whose files these are, {id, store}; none: of all. made: is called with the id
-   * of a store that is made. */
+   * of a store that is made; raises where nobody wants it any more. */
   constructor(say, conversation = null, made = () => {}) {
     this.list = make("ul", { className: "uploads" });
     this.say = say;
@@ -74,11 +75,12 @@ export class Uploads {
     this.list.replaceChildren(...entries.map((entry) => this.row(entry)), ...added);
   }
 
-  row(entry) {
+  row({ name: written, ...entry }) {
+    const name = legible(written);
     const told = make("span", { className: "state" });
-    const progress = make("progress", { max: 1, value: 0, hidden: true, ariaLabel: t("uploading", entry) });
-    const remove = make("button", { type: "button", className: "quiet", ariaLabel: t("remove", entry), title: t("removeWord") }, icon("close"));
-    const row = make("li", {}, icon("file"), make("span", { className: "name", textContent: entry.name, title: entry.name }), progress, told, remove);
+    const progress = make("progress", { max: 1, value: 0, hidden: true, ariaLabel: t("uploading", { name }) });
+    const remove = make("button", { type: "button", className: "quiet", ariaLabel: t("remove", { name }), title: t("removeWord") }, icon("close"));
+    const row = make("li", {}, icon("file"), make("span", { className: "name", textContent: name, title: name }), progress, told, remove);
     row.dataset.id = entry.id ?? "";
     row.tell = (state, reason = "") => {
       row.dataset.state = state;
@@ -87,7 +89,7 @@ export class Uploads {
       remove.hidden = state === "uploading";
     };
     row.progress = progress;
-    remove.onclick = () => this.remove(row, entry.name);
+    remove.onclick = () => this.remove(row, name);
     row.tell(entry.status, entry.last_error?.message);
     return row;
   }
@@ -105,13 +107,16 @@ export class Uploads {
 
   async read(file, row) {
     try {
-      const stored = await upload(file, (part) => (row.progress.value = part));
-      row.dataset.id = stored.id;
       await this.makeStore();
-      await request(`v1/vector_stores/${this.store}/files`, { method: "POST", body: { file_id: stored.id } });
+      const { id } = await upload(file, (part) => (row.progress.value = part));
+      await request(`v1/vector_stores/${this.store}/files`, { method: "POST", body: { file_id: id } }).catch(async (error) => {
+        await request(`v1/files/${id}`, { method: "DELETE" }).catch(() => {}); // nothing would show it
+        throw error;
+      });
+      row.dataset.id = id;
       this.count += 1;
       row.tell("in_progress");
-      await this.follow(stored.id);
+      await this.follow(id);
     } catch (error) {
       row.tell("failed", error.message);
       this.say(`${file.name}: ${error.message}`);
@@ -124,8 +129,9 @@ export class Uploads {
     if (this.store) return;
     const metadata = { made_by: MADE_BY, ...(this.conversation ? { conversation: this.conversation } : {}) };
     const body = { name: this.conversation ? "Files of a conversation" : "Uploaded in the web page", metadata };
-    this.store = (await request("v1/vector_stores", { method: "POST", body })).id;
-    this.made(this.store);
+    const { id } = await request("v1/vector_stores", { method: "POST", body });
+    this.made(id);
+    this.store = id;
   }
 
   /** Ask until a file has been read. */

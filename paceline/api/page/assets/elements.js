@@ -41,6 +41,11 @@ export function wide(name, ...content) {
   return make("div", { className: "wide", tabIndex: 0, role: "group", ariaLabel: name }, ...content);
 }
 
+/** A name without the characters by which it would be read backwards, and what stands after it. */
+export function legible(name) {
+  return String(name).replace(/[\u202a-\u202e\u2066-\u2069]/g, " ");
+}
+
 /** A number as people read it: three digits, and k or M for what is large. */
 export function short(number) {
   const size = Math.abs(number);

@@ -6,6 +6,10 @@ import { t } from "./text.js";
 
 const DAY = 86_400_000; // ms
 
+export function titled({ title }) {
+  return title || t("newConversation");
+}
+
 export class ConversationList {
   /** list, search, menu: their elements. actions: {select, changed, remove}, each called with a conversation. */
   constructor({ list, search, menu }, archive, actions) {
@@ -38,7 +42,7 @@ export class ConversationList {
 
   /** A row, made anew only when its words have changed. */
   row(conversation) {
-    const { title } = conversation;
+    const title = titled(conversation);
     const words = `${document.documentElement.lang} ${title}`;
     let row = this.rows.get(conversation);
     if (row?.words !== words) {
@@ -76,8 +80,8 @@ export class ConversationList {
     if (done.startsWith("export")) {
       await this.archive.fetch(conversation);
       const words = { you: t("you"), answer: t("answer"), sources: t("sources") };
-      if (done === "exportJson") save(`${conversation.title}.json`, asJson([conversation]), "application/json");
-      else save(`${conversation.title}.md`, asMarkdown(conversation, words), "text/markdown");
+      if (done === "exportJson") save(`${titled(conversation)}.json`, asJson([conversation]), "application/json");
+      else save(`${titled(conversation)}.md`, asMarkdown(conversation, words), "text/markdown");
       return undefined;
     }
     if (done === "rename") {

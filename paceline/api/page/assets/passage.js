@@ -1,6 +1,7 @@
 // A passage in its document, to which a citation links: /passage?id=12. Asks for it as any client does, with the key.
 
 import { request, saveKey } from "./api.js";
+import { legible } from "./elements.js";
 import { showPassage } from "./source.js";
 
 const $ = (id) => document.getElementById(id);
@@ -17,8 +18,9 @@ async function show() {
     return;
   }
   $("key-form").hidden = true;
-  document.title = `${passage.document} – Paceline`;
-  $("document").textContent = passage.document;
+  const name = legible(passage.document);
+  document.title = `${name} – Paceline`;
+  $("document").textContent = name;
   const where = passage.place ? `, ${passage.place}` : "";
   $("told").textContent = `A document of the ${passage.side}${where}. The passage is marked.`;
   showPassage($("text"), passage).scrollIntoView({ block: "center" });
