@@ -295,6 +295,16 @@ def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_sto
     assert seen["again"] == ["secret.md", ["New conversation", "What do they say?", "Beside?"]], "before any question"
 
 
+def test_any_title_and_system_prompt_is_the_same_in_another_browser(browse: Browse, pair: Pair) -> None:
+    seen = browse("texts", pair.url("cloud"))
+    first, second = seen["seen"]
+    title = f"{'a' * 59}😀"
+    assert seen["errors"] == [] and first["title"] == second["title"] == f"{title}…"
+    prompt = "x" * 499 + "😀" + '"a":\n' * 699  # longer than the metadata, were it JSON
+    assert first["system"] == second["system"] == prompt
+    assert first["said"] == [f"{title} and so on \ufffd?"], "half of a character, which no request may hold"
+
+
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
 def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
     browse: Browse, pair: Pair, storage: str

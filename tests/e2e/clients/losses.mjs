@@ -96,4 +96,32 @@ export const LOSSES = {
     });
     return { back, stores, names, again, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length]) };
   },
+
+  // What a conversation may hold, in a second browser: characters that are cut, the longest system prompt, halves of one.
+  async texts(page, { url }) {
+    const context = await page.context().browser().newContext();
+    try {
+      const seen = [];
+      const start = "a".repeat(59);
+      for (const [each, question] of [[page, `${start}😀 and so on \ud83d?`], [await context.newPage(), "Again?"]]) {
+        const bodies = await answered(each);
+        await each.goto(url);
+        await models(each);
+        if (each === page) await each.click("#open-options");
+        else await each.locator("#conversations .open", { hasText: start }).click();
+        if (each === page) {
+          await each.fill("#o-system", `${"x".repeat(499)}😀${'"a":\n'.repeat(699)}`);
+          await each.keyboard.press("Escape");
+        }
+        const pushed = each.waitForResponse((one) => one.url().endsWith("/items") && one.request().postData()?.includes(".done"));
+        await each.evaluate((text) => (document.querySelector("#question").value = text), question);
+        await each.press("#question", "Enter");
+        await ended(each);
+        seen.push({ title: await each.textContent("#title"), system: bodies[0].instructions, said: saidIn(bodies[0]), status: (await pushed).status() });
+      }
+      return { seen };
+    } finally {
+      await context.close();
+    }
+  },
 };

@@ -79,8 +79,13 @@ function parsed(status, text) {
   }
 }
 
+/** A text that was pasted may hold half of a character, which no request may. */
+function wellFormed(_, value) {
+  return typeof value === "string" ? value.toWellFormed() : value;
+}
+
 async function send(path, { method, body, signal, key }) {
-  const sent = body === undefined ? {} : { body: JSON.stringify(body) };
+  const sent = body === undefined ? {} : { body: JSON.stringify(body, wellFormed) };
   const kind = body === undefined ? {} : { "content-type": "application/json" };
   let answer;
   try {

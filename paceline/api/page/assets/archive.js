@@ -3,7 +3,7 @@
 // the key with which it was begun; other keys of this browser see nothing of it.
 
 import { request, requestAll } from "./api.js";
-import { DONE, merge, newAnswer, newConversation } from "./conversation.js";
+import { cut, DONE, merge, newAnswer, newConversation } from "./conversation.js";
 import { deleteConversation, loadConversations, ownConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
@@ -257,20 +257,21 @@ function responsesOf({ messages }) {
 }
 
 // ---- the form of OpenAI's conversations -----------------------------------------------------------------------------
-function metadataOf({ title, pinned, updated, leaf, options, store }) {
-  const written = JSON.stringify(options);
-  const pairs = { made_by: MADE_BY, title: title.slice(0, VALUE), pinned: String(pinned), updated: String(updated), leaf: leaf ?? "", store };
-  for (let at = 0; at < Math.min(written.length, 10 * VALUE); at += VALUE) pairs[`options${at / VALUE}`] = written.slice(at, at + VALUE);
-  return pairs;
+/** The system prompt is written as it is, so that the longest one (of 16 pairs) fits. */
+function metadataOf({ title, pinned, updated, leaf, options: { system = "", ...options }, store }) {
+  const pairs = { made_by: MADE_BY, title: cut(title, VALUE), pinned: String(pinned), updated: String(updated), leaf: leaf ?? "", store };
+  const characters = [...system];
+  for (let at = 0; at < characters.length; at += VALUE) pairs[`system${at / VALUE}`] = characters.slice(at, at + VALUE).join("");
+  return { ...pairs, options: JSON.stringify(options) };
 }
 
 function described(metadata) {
-  const parts = Object.keys(metadata).filter((name) => name.startsWith("options")).sort().map((name) => metadata[name]);
+  const system = Object.keys(metadata).filter((name) => name.startsWith("system")).sort().map((name) => metadata[name]).join("");
   let options = {};
   try {
-    options = Object(JSON.parse(parts.join("") || "{}"));
+    options = { ...JSON.parse(metadata.options), ...(system ? { system } : {}) };
   } catch {
-    // longer than the metadata may be
+    // another program has written it
   }
   return { title: metadata.title ?? "", updated: Number(metadata.updated), pinned: metadata.pinned === "true", leaf: metadata.leaf || null, store: metadata.store ?? "", options };
 }

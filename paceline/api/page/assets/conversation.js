@@ -3,6 +3,7 @@
 // by taking what either has: an edited question and an answer written anew are further children of the same parent.
 
 const TITLE = 60; // characters
+const SYSTEM = 4000; // of a system prompt
 export const DONE = new Set(["done", "stopped", "failed", "cut"]);
 
 /** Where the page came over plain http from another machine, `crypto.randomUUID` is missing. */
@@ -22,9 +23,15 @@ export function newConversation() {
   };
 }
 
+/** The beginning of a text, of whole characters. */
+export function cut(text, size) {
+  return [...text].slice(0, size).join("");
+}
+
 export function titleOf(text) {
   const line = text.trim().split("\n", 1)[0];
-  return line.length > TITLE ? `${line.slice(0, TITLE)}…` : line;
+  const short = cut(line, TITLE);
+  return short === line ? line : `${short}…`;
 }
 
 /**
