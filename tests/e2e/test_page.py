@@ -305,6 +305,11 @@ def test_any_title_and_system_prompt_is_the_same_in_another_browser(browse: Brow
     assert first["said"] == [f"{title} and so on \ufffd?"], "half of a character, which no request may hold"
 
 
+def test_what_is_taken_over_from_any_file_can_be_shown_saved_and_asked(browse: Browse, pair: Pair) -> None:
+    seen = browse("foreign", pair.url("cloud"), given=500 * DEPTH)
+    assert seen["errors"] == [] and seen["faults"] == []
+
+
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
 def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
     browse: Browse, pair: Pair, storage: str

@@ -124,4 +124,74 @@ export const LOSSES = {
       await context.close();
     }
   },
+
+  // Files of conversations with anything in any place: what is taken can be drawn, saved, asked, and is there after a reload.
+  // given: so many of them.
+  async foreign(page, { url, given }) {
+    await page.goto(url);
+    await models(page);
+    const faults = await page.evaluate(async (rounds) => {
+      const { asJson, asMarkdown, fromJson, newAnswer, pathOf, requestBody } = await import("/page/conversation.js");
+      const { AnswerView, questionNode } = await import("/page/answer.js");
+      const { timeline } = await import("/page/timeline.js");
+      const { openSource } = await import("/page/source.js");
+      let seed = 1;
+      const below = (most) => (seed = (seed * 48271) % 2147483647) % most;
+      const odd = () => [null, 5, "INFINITE", "x", true, [], {}, [null], [5], { toString: 5 }, [{ side: [] }], ["x", {}]][below(12)];
+      const damaged = (value) => {
+        if (!below(8)) return odd();
+        if (Array.isArray(value)) return value.map(damaged);
+        if (value === null || typeof value !== "object") return value;
+        return Object.fromEntries(Object.entries(value).filter(() => below(12)).map(([name, each]) => [name, damaged(each)]));
+      };
+      const report = {
+        strategy: "auto", why: "so", degraded: "device_lost", citations: [{ side: "cloud", document: "a.md", passage: "A b.", score: 0.5, place: "", url: "" }],
+        confirmation_needed: [{ id: "a", document: "b" }], energy: { device: { joules: 1, meter: "modelled" } },
+        timeline: ["tokens", "drafted", "accepted", "search", "prefill", "round_trips", "sent", "received", "cost_ms", "strategy"].map((kind) => ({ side: "device", kind, of: "a", ms: 1, number: 2, took_ms: 3 })),
+      };
+      const usage = { input_tokens: 1, output_tokens: 9, total_tokens: 10 };
+      const answer = { ...newAnswer(), id: "b", parent: "a", text: "A b.", lanes: "cccc", steps: ["s"], calls: [{ name: "f", arguments: "{}" }], state: "done", report, usage, seconds: 1, model: "fake", context: 100 };
+      const whole = { title: "T", pinned: true, updated: 1, leaf: "b", options: { system: "Be.", temperature: 1 }, messages: [{ id: "a", parent: null, role: "user", text: "Q" }, answer] };
+      const dialog = document.querySelector("#source");
+      const actions = { versions: () => [], openSource: (citation, of) => openSource(dialog, citation, of, "device") };
+      const faults = [];
+      for (let round = 0; round < rounds; round += 1) {
+        const file = { kind: "paceline conversations", version: 1, conversations: [damaged(whole), whole] };
+        try {
+          const found = fromJson(JSON.stringify(file).replaceAll('"INFINITE"', "1e999"));
+          if (found.at(-1).title !== "T" || !found.every(({ title }) => typeof title === "string")) faults.push(["title", file]);
+          for (const each of found) {
+            if (each.messages.length && !pathOf(each).length) faults.push(["path", file]);
+            const { instructions = "", temperature = 0 } = requestBody(each, { model: "fake" }, [], false);
+            if (typeof instructions !== "string" || typeof temperature !== "number") faults.push(["options", file]);
+            for (const message of each.messages) {
+              if (message.role === "user") questionNode(message, [], () => {});
+              else {
+                const view = new AnswerView(message, actions);
+                view.show();
+                timeline(message.report);
+                view.node.querySelector(".source")?.click();
+                dialog.close();
+              }
+            }
+            asMarkdown(each, { you: "", answer: "", sources: "" });
+            structuredClone(each);
+          }
+          fromJson(asJson(found));
+        } catch (error) {
+          faults.push([String(error.stack), file]);
+        }
+      }
+      for (const other of [{ kind: "paceline conversations", version: 99, conversations: [] }, { kind: "x", version: 1, conversations: [] }]) {
+        try {
+          fromJson(JSON.stringify(other));
+          faults.push(["taken", other]);
+        } catch {
+          continue; // as it should
+        }
+      }
+      return faults.slice(0, 3);
+    }, given);
+    return { faults };
+  },
 };

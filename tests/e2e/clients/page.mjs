@@ -224,8 +224,8 @@ const SCENARIOS = {
       const { fromJson, turnTo, pathOf } = await import("/page/conversation.js");
       const message = (id, parent) => ({ role: "assistant", id, parent, text: id, steps: 1, lanes: 2, report: [], state: "?", onclick: "x" });
       const messages = [message("a", "b"), message("b", "a"), message("a", "a")];
-      const [found] = fromJson(JSON.stringify({ kind: "paceline conversations", conversations: [{ title: 1, messages, leaf: "b" }] }));
-      const [plain] = fromJson(JSON.stringify({ kind: "paceline conversations", conversations: [{ title: "", messages: ["a", "b", "c"].map((text) => ({ role: "user", text })) }] }));
+      const [found] = fromJson(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: [{ title: 1, messages, leaf: "b" }] }));
+      const [plain] = fromJson(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: [{ title: "", messages: ["a", "b", "c"].map((text) => ({ role: "user", text })) }] }));
       const circle = { messages: [message("a", "b"), message("b", "a")], leaf: "a" };
       turnTo(circle, circle.messages[0]);
       const [{ steps, lanes, state, onclick = "" }] = found.messages;

@@ -143,33 +143,51 @@ export function asJson(conversations) {
   return JSON.stringify({ kind: KIND, version: 1, conversations: kept }, null, 1);
 }
 
-/** The conversations of such a file, as new ones. Raises for any other. */
+const CITATION = { side: "", document: "", passage: "", score: 0, place: "", url: "" };
+const MOMENT = { side: "", kind: "", of: "", ms: 0, number: 0, took_ms: 0 };
+const USE = { joules: 0, meter: "" };
+const REPORT = {
+  strategy: "", why: "", degraded: "", citations: [CITATION], confirmation_needed: [{ id: "", document: "" }], timeline: [MOMENT],
+  energy: { device: USE, cloud: USE },
+};
+const ANSWER = {
+  ...newAnswer(), steps: [""], calls: [{ name: "", arguments: "" }], report: REPORT,
+  usage: { input_tokens: 0, output_tokens: 0, total_tokens: 0 },
+};
+const CONVERSATION = {
+  title: "", pinned: false, updated: 0, leaf: "", options: { system: "", temperature: 0, top_p: 0, max_tokens: 0 },
+};
+
+/** What is of a shape in something of any: the fields of its objects and the members of its lists. `undefined`: nothing. */
+function fitting(found, shape) {
+  if (Array.isArray(shape)) return Array.isArray(found) ? found.map((each) => fitting(each, shape[0])).filter((each) => each !== undefined) : undefined;
+  if (found === null || typeof found !== typeof shape || Array.isArray(found)) return undefined;
+  if (typeof shape !== "object") return Math.abs(found) === Infinity ? undefined : found;
+  return Object.fromEntries(Object.keys(shape).map((name) => [name, fitting(found[name], shape[name])]).filter(([, value]) => value !== undefined));
+}
+
+/** The conversations of such a file, as new ones that can be shown whatever it holds. Raises for any other file. */
 export function fromJson(text) {
-  const file = JSON.parse(text);
-  if (file.kind !== KIND) throw new Error(file.kind);
-  return file.conversations.map(({ title, pinned, updated, leaf, options, messages }) => {
-    const plain = messages.filter(({ role, text: said }) => ["user", "assistant"].includes(role) && typeof said === "string");
+  const { kind, version, conversations } = JSON.parse(text);
+  if (kind !== KIND || version !== 1) throw new Error(kind);
+  return conversations.filter((each) => Array.isArray(each?.messages)).map((each) => {
+    const plain = each.messages.filter((one) => ["user", "assistant"].includes(one?.role) && typeof one.text === "string");
     const known = new Set();
-    const taken = plain.map((message) => takenFrom(message, known));
-    return {
-      ...newConversation(), title: String(title), pinned: pinned === true, updated: Number(updated) || Date.now(),
-      leaf: leaf ?? taken.at(-1)?.id ?? null, options: Object(options), messages: taken,
-    };
+    const messages = plain.map((message) => takenFrom(message, known));
+    const { title = titleOf(messages[0]?.text ?? ""), leaf, options = {}, ...found } = fitting(each, CONVERSATION);
+    if (options.system) options.system = cut(options.system, SYSTEM);
+    return { ...newConversation(), ...found, title, leaf: known.has(leaf) ? leaf : (messages.at(-1)?.id ?? null), options, messages };
   });
 }
 
 /** A message of a file as this page would have written it: its own fields, of their types, below one that comes before it. */
 function takenFrom(message, known) {
-  const shape = message.role === "user" ? { role: "", text: "" } : newAnswer();
-  const fits = ([name, value]) => name in shape && typeof value === typeof shape[name] && Array.isArray(value) === Array.isArray(shape[name]);
-  const found = { ...shape, ...Object.fromEntries(Object.entries(message).filter(fits)) };
-  if (message.role !== "user") {
-    const state = DONE.has(message.state) ? message.state : "cut";
-    Object.assign(found, { state, response: "", sequence: -1, kept: false, calls: found.calls.filter(Boolean) });
-  }
-  if (Array.isArray(found.report?.citations)) found.report.citations = found.report.citations.filter(Boolean);
-  found.id = /^\w{1,64}$/.test(message.id ?? "") && !known.has(message.id) ? message.id : randomId();
-  const before = message.id === undefined ? [...known].at(-1) : null; // a list without ids is one line of messages
+  const { role, text } = message;
+  const found = role === "user" ? { role, text } : { ...newAnswer(), ...fitting(message, ANSWER) };
+  if (role !== "user") Object.assign(found, { state: DONE.has(message.state) ? message.state : "cut", response: "", sequence: -1, kept: false });
+  const named = typeof message.id === "string";
+  found.id = named && /^\w{1,64}$/.test(message.id) && !known.has(message.id) ? message.id : randomId();
+  const before = named ? null : [...known].at(-1); // a list without ids is one line of messages
   found.parent = known.has(message.parent) ? message.parent : (before ?? null);
   known.add(found.id);
   return found;

@@ -13,7 +13,7 @@ const MARKS = ["lost", "refused", "passed_over", "back"];
 /** A figure of the report's `timeline`; without one its other facts. */
 export function timeline(report) {
   const found = Array.isArray(report?.timeline) ? report.timeline : [];
-  const moments = found.filter((each) => SIDES.includes(each.side)).map((each) => ({ of: "", took_ms: 0, ...each }));
+  const moments = found.filter((each) => SIDES.includes(each.side) && each.ms >= 0 && each.number >= 0).map((each) => ({ of: "", took_ms: 0, ...each }));
   const figure = make("figure", { className: "timeline" }, facts(report, moments));
   if (moments.length) {
     const legend = make("p", { className: "fine", textContent: t("timelineLegend") });
@@ -112,8 +112,8 @@ function bar(x, until, at, top, height, share, style, title) {
 /** Bytes sent above the middle, received below it, before the round trips. */
 function link(moments, x, until, top, height) {
   const trips = moments.filter(({ kind }) => kind === "round_trips").map((each) => svg("rect", {
-    x: x(each.ms), y: top, width: Math.max(1, x(each.ms + each.took_ms / each.number) - x(each.ms) - 0.8), height, class: "trip",
-  }, svg("title", {}, `${t("roundTrips")}: ${short(each.took_ms / each.number)} ms`)));
+    x: x(each.ms), y: top, width: Math.max(1, x(each.ms + each.took_ms / (each.number || 1)) - x(each.ms) - 0.8), height, class: "trip",
+  }, svg("title", {}, `${t("roundTrips")}: ${short(each.took_ms / (each.number || 1))} ms`)));
   const colour = { sent: moments.find(({ kind }) => kind === "sent").side, received: moments.find(({ kind }) => kind === "received")?.side };
   const ways = { sent: binned(moments.filter(({ kind }) => kind === "sent"), until), received: binned(moments.filter(({ kind }) => kind === "received"), until) };
   const most = Math.max(...ways.sent, ...ways.received);
