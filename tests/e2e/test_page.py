@@ -310,6 +310,13 @@ def test_what_is_taken_over_from_any_file_can_be_shown_saved_and_asked(browse: B
     assert seen["errors"] == [] and seen["faults"] == []
 
 
+def test_a_conversation_longer_than_a_request_is_kept_in_parts_and_goes_on(browse: Browse, pair: Pair) -> None:
+    seen = browse("large", pair.url("cloud"))
+    assert seen["last"] == "And now?" and seen["roles"] == ["user", "assistant"] * 7 + ["user"], "from a question on"
+    assert seen["well"] == "" and "larger than 1048576 bytes" in seen["told"], "what is not kept is told to the eye"
+    assert all("413" in error for error in seen["errors"]), "logged by browsers themselves"
+
+
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])
 def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
     browse: Browse, pair: Pair, storage: str

@@ -194,4 +194,35 @@ export const LOSSES = {
     }, given);
     return { faults };
   },
+
+  // More text than a request may hold: it is kept in parts, and the next question goes with the last of it.
+  async large(page, { url }) {
+    const bodies = await answered(page);
+    await page.goto(url);
+    await models(page);
+    const text = "ä".repeat(30_000);
+    const messages = Array.from({ length: 20 }, (_, at) => ({ role: at % 2 ? "assistant" : "user", text: `${at}${text}` }));
+    const beyond = { title: "Beyond", messages: [{ role: "user", text: "x".repeat(1_100_000) }, { role: "user", text: "Fits" }] };
+    const kept = async (conversation) => {
+      const found = (await (await fetch("v1/conversations")).json()).data.find(({ metadata }) => metadata.title === conversation.title);
+      if (!found) return false;
+      const { data } = await (await fetch(`v1/conversations/${found.id}/items?limit=100`)).json();
+      return data.length === conversation.count;
+    };
+    const take = async (conversation) => {
+      const file = { kind: "paceline conversations", version: 1, conversations: [conversation] };
+      await page.setInputFiles("#import-file", { name: "a.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify(file)) });
+    };
+    await take({ title: "Long", messages });
+    await until(page, kept, { title: "Long", count: 20 });
+    await ask(page, "And now?");
+    const input = bodies[0].input;
+    await until(page, kept, { title: "Long", count: 22 });
+    const well = await page.textContent("#unkept");
+    await take(beyond);
+    await until(page, kept, { title: "Beyond", count: 1 });
+    await page.waitForFunction(() => document.querySelector("#unkept").textContent);
+    const told = await page.textContent("#unkept");
+    return { roles: input.map(({ role }) => role), last: input.at(-1).content, bytes: JSON.stringify(input).length, well, told };
+  },
 };

@@ -68,7 +68,7 @@ export const OWNERS = {
     const [two] = await stored(page, "");
     await page.route("**/v1/**", down);
     await deleteFirst(page);
-    await page.waitForFunction(() => document.querySelector("#said").textContent.startsWith("Deleted here, and at the server once it answers"));
+    await page.waitForFunction(() => document.querySelector("#unkept").textContent.startsWith("Deleted here, and at the server once it answers"));
     await page.reload();
     await linked(page);
     seen.two = [await titles(page), await status(`conversations/${two.server}`), (await stored(page, "")).length];

@@ -26,7 +26,7 @@ const $ = (id) => document.getElementById(id);
 const settings = loadSettings();
 const uploads = new Uploads(say);
 const attached = new WeakMap(); // by conversation, its uploads
-const archive = new Archive((key, reason) => say(t(key, { reason })));
+const archive = new Archive((key, reason) => ($("unkept").textContent = key && t(key, { reason })));
 const keyDialog = new KeyDialog($("key"), () => load().then(connect));
 const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove });
 let current = newConversation();
@@ -501,7 +501,7 @@ function closeSide() {
 // ---- begin ----------------------------------------------------------------------------------------------------------
 /** Hold the conversations of the key in use. */
 function load() {
-  return archive.load(keyName()).catch(() => say(t("cannotKeep")));
+  return archive.load(keyName()).catch(() => archive.failed("cannotKeep"));
 }
 
 async function start() {

@@ -3,16 +3,18 @@
 // the key with which it was begun; other keys of this browser see nothing of it.
 
 import { request, requestAll } from "./api.js";
-import { cut, DONE, merge, newAnswer, newConversation } from "./conversation.js";
+import { bytesOf, cut, DONE, merge, newAnswer, newConversation } from "./conversation.js";
 import { deleteConversation, loadConversations, ownConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
 const BURIED = "paceline page: deleted"; // of the one whose items are the ids of deleted ones
-const BATCH = 20; // items of one request
+const BATCH = 20; // items of one request, and their bytes, unless it is one
+const BYTES = 500_000;
 const VALUE = 500; // characters of one value of the metadata
 
 export class Archive {
-  /** failed: is called with the key of a sentence when something does not keep what it should, and why. */
+  /** failed: is called with the key of a sentence when something does not keep what it should, and why; with none when the
+   * server keeps it again. */
   constructor(failed) {
     this.failed = failed;
     this.conversations = []; // the latest first
@@ -22,6 +24,7 @@ export class Archive {
     this.taken = false; // the server has answered to that key
     this.kept = false; // at the server as well
     this.queue = Promise.resolve(); // of what the server is to keep
+    this.failing = false; // what was last in the queue
     this.grave = ""; // the id of the list of deleted ones, once it is known
     this.buried = { seen: 0, ids: new Set() };
   }
@@ -131,7 +134,11 @@ export class Archive {
   // ---- at the server --------------------------------------------------------------------------------------------------
   /** One change after the other. What fails is tried again with the next change, since it is not marked as sent. */
   inTurn(work) {
-    this.queue = this.queue.then(work).catch(({ message }) => this.failed(this.deleted.length ? "deletesLater" : "keepsNothing", message));
+    const ended = (key, reason) => {
+      if (key || this.failing) this.failed(key, reason);
+      this.failing = Boolean(key);
+    };
+    this.queue = this.queue.then(work).then(() => ended(""), ({ message }) => ended(this.deleted.length ? "deletesLater" : "keepsNotAll", message));
     return this.queue;
   }
 
@@ -148,12 +155,18 @@ export class Archive {
       await request(`v1/conversations/${conversation.server}`, { method: "POST", body: { metadata } });
     }
     const items = conversation.messages.map(itemOf).filter((item) => item && !conversation.sent.includes(item.id));
-    for (let at = 0; at < items.length; at += BATCH) {
-      const batch = items.slice(at, at + BATCH);
-      await request(`v1/conversations/${conversation.server}/items`, { method: "POST", body: { items: batch } });
-      conversation.sent.push(...batch.map(({ id }) => id));
+    let failure = null;
+    for (const batch of batches(items)) {
+      try {
+        await request(`v1/conversations/${conversation.server}/items`, { method: "POST", body: { items: batch } });
+        conversation.sent.push(...batch.map(({ id }) => id));
+      } catch (error) {
+        if (error.status !== 413) throw error;
+        failure = error; // one that is too long does not keep the others here
+      }
     }
     if (this.has(conversation)) this.save(conversation);
+    if (failure) throw failure;
   }
 
   /** Take over what other browsers have kept at the server, after what this one is deleting. True: something changed. */
@@ -246,6 +259,23 @@ export class Archive {
     const items = await requestAll(`v1/conversations/${listed.id}/items`, "order=asc");
     this.buried = { seen: listed.paceline.updated_at, ids: new Set(items.map(({ content }) => content[0].text)) };
   }
+}
+
+/** Items in lists of which each fits into a request. */
+function* batches(items) {
+  let batch = [];
+  let left = BYTES;
+  for (const item of items) {
+    const size = bytesOf(item);
+    if (batch.length === BATCH || (batch.length && size > left)) {
+      yield batch;
+      batch = [];
+      left = BYTES;
+    }
+    batch.push(item);
+    left -= size;
+  }
+  if (batch.length) yield batch;
 }
 
 function gone(error) {

@@ -4,6 +4,7 @@
 
 const TITLE = 60; // characters
 const SYSTEM = 4000; // of a system prompt
+const LONGEST = 900_000; // bytes of the messages of one request, of which the server takes 1 MiB
 export const DONE = new Set(["done", "stopped", "failed", "cut"]);
 
 /** Where the page came over plain http from another machine, `crypto.randomUUID` is missing. */
@@ -100,6 +101,18 @@ function rank({ state, sequence = -1, report }) {
   return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence;
 }
 
+export function bytesOf(value) {
+  return new TextEncoder().encode(JSON.stringify(value)).length;
+}
+
+/** As many of the last messages as a request can hold, from a question on: the server leaves out the first ones as well, where
+ * there are too many for its model. */
+function lastOf(messages) {
+  let left = LONGEST;
+  const beyond = messages.findLastIndex((message) => (left -= bytesOf(message)) < 0);
+  return messages.slice(messages.findIndex(({ role }, index) => index > beyond && role === "user"));
+}
+
 /** The body of a request for an answer to what is shown. `stores`: of uploads. `kept`: the server goes on by itself. */
 export function requestBody(conversation, settings, stores, kept) {
   const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation.options;
@@ -112,7 +125,7 @@ export function requestBody(conversation, settings, stores, kept) {
   const said = pathOf(conversation).filter(({ text }) => text);
   const body = {
     model: settings.model,
-    input: said.map(({ role, text }) => ({ type: "message", role, content: text })),
+    input: lastOf(said.map(({ role, text }) => ({ type: "message", role, content: text }))),
     stream: true,
     background: kept,
     store: kept,

@@ -211,6 +211,6 @@ export const WORDS = {
   noAnswer: "keine Antwort",
   serverHas: "{model}, {count} Dokumente",
   cannotKeep: "Dieser Browser bewahrt keine Gespräche auf: Sein Speicher ist voll oder verboten.",
-  keepsNothing: "Der Server bewahrt keine Gespräche auf: {reason}",
+  keepsNotAll: "Der Server bewahrt nicht alles von Ihren Gesprächen auf: {reason}",
   deletesLater: "Hier gelöscht, und beim Server, sobald er antwortet: {reason}",
 };

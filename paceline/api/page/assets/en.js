@@ -222,6 +222,6 @@ export const WORDS = {
   noAnswer: "no answer",
   serverHas: "{model}, {count} documents",
   cannotKeep: "This browser keeps no conversations: its storage is full or forbidden.",
-  keepsNothing: "The server keeps no conversations: {reason}",
+  keepsNotAll: "The server does not keep all of your conversations: {reason}",
   deletesLater: "Deleted here, and at the server once it answers: {reason}",
 };
