@@ -291,7 +291,8 @@ def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_sto
     seen = browse("files", pair.url("cloud"))
     assert seen["errors"] == [] and seen["back"] == "Given up?"
     assert seen["stores"] == 1 and seen["names"] == ["a.md", "b dm.c"], "two choices at once; none is read backwards"
-    assert seen["asked"] == [["Beside?", None], ["What do they say?", 2]], "and other conversations do not wait"
+    (beside, others), (waited, own), _ = seen["asked"]
+    assert (beside, waited, own) == ("Beside?", "What do they say?", others + 1), "and other conversations do not wait"
     assert seen["again"] == ["secret.md", ["New conversation", "What do they say?", "Beside?"]], "before any question"
 
 
@@ -315,6 +316,13 @@ def test_a_conversation_longer_than_a_request_is_kept_in_parts_and_goes_on(brows
     assert seen["last"] == "And now?" and seen["roles"] == ["user", "assistant"] * 7 + ["user"], "from a question on"
     assert seen["well"] == "" and "larger than 1048576 bytes" in seen["told"], "what is not kept is told to the eye"
     assert all("413" in error for error in seen["errors"]), "logged by browsers themselves"
+
+
+def test_keys_of_any_characters_escape_and_addresses_do_what_they_mean(browse: Browse, pair: Pair) -> None:
+    seen = browse("fingers", pair.url("cloud"))
+    assert seen["errors"] == [] and "Incorrect API key" in seen["refused"]
+    assert (seen["state"], seen["search"]) == ("writing", ""), "emptying a field stops no answer"
+    assert (seen["title"], seen["asked"]) == ("One?", 1)
 
 
 @pytest.mark.parametrize("storage", ["forbidden", "full", "damaged"])

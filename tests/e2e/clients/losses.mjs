@@ -1,6 +1,6 @@
 // What people may lose without being told: questions, files and settings, in Chromium.
 
-import { ask, begin, deleteFirst, ended, streamOf, until } from "./browser.mjs";
+import { ask, begin, deleteFirst, ended, lastAnswer, streamOf, until } from "./browser.mjs";
 
 const models = (page) => page.waitForFunction(() => document.querySelector("#model").options.length > 0);
 const titles = (page) => page.locator("#conversations .open").allTextContents();
@@ -94,7 +94,7 @@ export const LOSSES = {
       const names = (await all("files")).map(({ filename }) => filename);
       return !/a.md|c$|secret|early|late/m.test(names.join("\n")) && !(await all("vector_stores")).some(({ metadata }) => metadata.conversation);
     });
-    return { back, stores, names, again, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length]) };
+    return { back, stores, names, again, asked: bodies.map((body) => [...saidIn(body), body.paceline.vector_stores?.length ?? 1]) };
   },
 
   // What a conversation may hold, in a second browser: characters that are cut, the longest system prompt, halves of one.
@@ -224,5 +224,36 @@ export const LOSSES = {
     await page.waitForFunction(() => document.querySelector("#unkept").textContent);
     const told = await page.textContent("#unkept");
     return { roles: input.map(({ role }) => role), last: input.at(-1).content, bytes: JSON.stringify(input).length, well, told };
+  },
+
+  // A key that no header may hold; Esc where it means something else; the address of another conversation.
+  async fingers(page, { url }) {
+    const bodies = await answered(page);
+    await page.goto(url);
+    await models(page);
+    await page.click("#open-settings");
+    await page.click("#change-key");
+    await page.fill("#key-field", "sk-“abc”");
+    await page.keyboard.press("Enter");
+    await page.waitForFunction(() => document.querySelector("#key-error").textContent);
+    const refused = await page.textContent("#key-error");
+    await page.keyboard.press("Escape");
+    await ask(page, "One?");
+    const address = page.url();
+    await page.keyboard.press("Alt+n");
+    await page.route("**/v1/responses", () => {}); // mute
+    await begin(page, "Two?");
+    await page.waitForSelector(".answer[data-state=writing]");
+    await page.fill("#search", "two");
+    await page.keyboard.press("Escape");
+    await page.focus("#question");
+    await page.evaluate(() => document.querySelector("#question").dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", isComposing: true, bubbles: true })));
+    const { state } = await lastAnswer(page);
+    const search = await page.inputValue("#search");
+    await page.evaluate((other) => (location.href = other), address);
+    await page.locator("#title", { hasText: "One?" }).waitFor();
+    await page.evaluate(() => (location.hash = "c=unknown"));
+    await page.waitForFunction((own) => location.href === own, address);
+    return { refused, state, search, title: await page.textContent("#title"), asked: bodies.length };
   },
 };

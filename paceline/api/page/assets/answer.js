@@ -26,8 +26,9 @@ export function questionNode({ text }, versions, edited) {
       if (field.value.trim()) edited(field.value.trim());
     };
     field.onkeydown = (event) => {
+      if (event.isComposing) return;
       if (event.key === "Escape") close();
-      else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) form.requestSubmit();
+      else if (event.key === "Enter" && !event.shiftKey) form.requestSubmit();
       else return;
       event.preventDefault();
       event.stopPropagation();

@@ -87,9 +87,13 @@ function wellFormed(_, value) {
 async function send(path, { method, body, signal, key }) {
   const sent = body === undefined ? {} : { body: JSON.stringify(body, wellFormed) };
   const kind = body === undefined ? {} : { "content-type": "application/json" };
+  const named = headers(kind, key);
+  if (/[^\x20-\xff]/.test(named.authorization)) { // no header may hold it
+    throw new ApiError("Incorrect API key: it has a character that no key has. Copy it again, whole.", 401);
+  }
   let answer;
   try {
-    answer = await fetch(address(path), { method, headers: headers(kind, key), signal, ...sent, credentials: "omit" });
+    answer = await fetch(address(path), { method, headers: named, signal, ...sent, credentials: "omit" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not answer. Is it still running?");

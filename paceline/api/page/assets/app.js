@@ -462,6 +462,7 @@ $("new").onclick = () => select(newConversation());
 document.addEventListener("keydown", (event) => {
   const typing = event.target.matches("input, textarea, select");
   const free = !document.querySelector("dialog[open], :popover-open");
+  if (event.isComposing || (event.key === "Escape" && event.target === $("search") && $("search").value)) return; // ends or empties that
   if (event.key === "Escape" && free) {
     if ($("side").classList.contains("open")) closeSide();
     else stop(current);
@@ -504,13 +505,17 @@ function load() {
   return archive.load(keyName()).catch(() => archive.failed("cannotKeep"));
 }
 
+/** The conversation of this page's address. */
+function addressed() {
+  return archive.find(new URLSearchParams(location.hash.slice(1)).get("c"));
+}
+
 async function start() {
   await speak(settings.language);
   showSettings(settings, settingsChanged);
   $("status").textContent = t("connecting");
   await load();
-  const wanted = new URLSearchParams(location.hash.slice(1)).get("c");
-  replace(archive.find(wanted) ?? current);
+  replace(addressed() ?? current);
   showConversation();
   await refreshStatus();
   if (!current.messages.length) showConversation();
@@ -526,6 +531,7 @@ for (const kind of ["focus", "online"]) {
     else connect();
   });
 }
+window.addEventListener("hashchange", () => select(addressed() ?? current));
 window.addEventListener("pagehide", () => {
   const left = [...writing.keys()].filter((each) => archive.has(each));
   if (left.length) saveUnfinished(left);
