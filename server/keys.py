@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from paceline.secret_files import write_private
 from paceline.sql import DuplicateRow, Home, SqlConnection, place_in
 
 from .devices import check_name
-from .state import StateTables
+from .state import StateTables, WatchedRows
 
 STORE = "keys"
 REQUIRED = "keys-required"  # a file beside it: there has been a key
@@ -153,11 +153,11 @@ class Keys:
 
     # ---- the server's side ------------------------------------------------------------------------------------------
     @contextmanager
-    def current(self) -> Iterator[Callable[[], Sequence[StoredKey]]]:
-        """Yield a function that returns the current keys, read again only after the file has changed.
+    def current(self) -> Iterator[WatchedRows[Sequence[StoredKey]]]:
+        """The current keys, read again only after the file has changed.
 
-        One thread at a time may call it. It raises StorageError, as this does, while the file cannot be read, and for
-        one without a key where there have been some: the file may have been lost, and must not open the server.
+        They raise StorageError, as this does, while the file cannot be read, and for one without a key where there have
+        been some: the file may have been lost, and must not open the server.
         """
         with self._tables.watching(self._known) as keys:
             keys()

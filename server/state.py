@@ -6,13 +6,14 @@ or process; readers never wait for writers. Not handled: an attacker who can wri
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from paceline import sql
 from paceline.errors import ConfigError, StorageError
-from paceline.sql import SqlConnection, SqliteFile, StorePlace
+from paceline.sql import Changes, SqlConnection, SqliteFile, StorePlace
 
 VERSION = 1  # of the tables
 Read = TypeVar("Read")
@@ -52,23 +53,42 @@ class StateTables:
             rows.overwrite()
 
     @contextmanager
-    def watching(self, read: Callable[[SqlConnection], Read]) -> Iterator[Callable[[], Read]]:
-        """Yield a function that returns what `read` finds, read again only after the tables have changed, or another
-        file has taken their place. A call takes microseconds; one thread at a time may call it.
+    def watching(self, read: Callable[[SqlConnection], Read]) -> Iterator[WatchedRows[Read]]:
+        """What `read` finds, read again only after the tables have changed, or another file has taken their place."""
 
-        The function raises StorageError as long as they are missing or cannot be read.
-        """
+        def find() -> Read:
+            with self.reading() as rows:
+                return read(rows)
+
         with self.place.changes() as changes:
-            seen: object = None
-            found: Read
+            yield WatchedRows(changes, find)
 
-            def current() -> Read:
-                nonlocal seen, found
-                now = changes()
-                if now != seen:
-                    with self.reading() as rows:
-                        found = read(rows)
-                    seen = now
-                return found
 
-            yield current
+class WatchedRows(Generic[Read]):
+    """What has been read of tables that may change at any time. One thread at a time may ask for it, which takes
+    microseconds while they have not changed. Asking raises StorageError as long as they are missing or cannot be read.
+    """
+
+    def __init__(self, changes: Changes, read: Callable[[], Read]) -> None:
+        self._changes = changes
+        self._read = read
+        self._seen: object = None
+        self._found: Read
+        self._renewal: asyncio.Future[None] | None = None
+
+    def __call__(self) -> Read:
+        """Blocks for an access to the disk or the database after a change."""
+        if (now := self._changes()) != self._seen:
+            self._found, self._seen = self._read(), now
+        return self._found
+
+    async def fresh(self) -> Read:
+        """The same for an event loop, which goes on meanwhile. All who wait for it share one access."""
+        while (now := self._changes()) != self._seen:
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.ensure_future(self._renew(now))
+            await asyncio.shield(self._renewal)
+        return self._found
+
+    async def _renew(self, now: object) -> None:
+        self._found, self._seen = await asyncio.to_thread(self._read), now

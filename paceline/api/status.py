@@ -66,7 +66,7 @@ async def status(service: ServiceDep, admission: AdmissionDep) -> dict[str, obje
         "ready": readiness.ready and not admission.leaving,
         "model": readiness.detail.get("model"),
         "documents": readiness.detail.get("documents"),
-        "keys_required": admission.keyring.required,
+        "keys_required": (await admission.keyring.now()).required,
         "requests": admission.active,
         "load": asdict(service.load()),
         "links": [asdict(link) for link in service.links()],

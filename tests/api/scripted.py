@@ -15,7 +15,7 @@ import httpx
 from fastapi import FastAPI
 
 from paceline.api.app import create_app
-from paceline.api.http.auth import Keyring
+from paceline.api.http.auth import Keyring, StoredKey
 from paceline.api.http.routing import Settings
 from paceline.api.http.server import HttpServer, listen, url_of
 from paceline.core.policy import Decision
@@ -97,6 +97,22 @@ def done(reason: str = "stop", **fields: object) -> GenerationResult:
 
 def answering(*texts: str, **fields: object) -> list[GenerateEvent]:
     return [*(TextDelta(text, 1) for text in texts), done("stop", **fields)]
+
+
+class FreshKeys:
+    """A store of keys that is waited for as the event loop waits: nothing on it may ask otherwise."""
+
+    def __init__(self, *keys: StoredKey) -> None:
+        self.keys = keys
+        self.fault: Exception | None = None
+
+    def __call__(self) -> Sequence[StoredKey]:
+        raise AssertionError("the event loop stands still for the keys")
+
+    async def fresh(self) -> Sequence[StoredKey]:
+        if self.fault is not None:
+            raise self.fault
+        return self.keys
 
 
 class ScriptedPrepared:

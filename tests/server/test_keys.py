@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import stat
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from paceline.api.app import create_app
 from paceline.api.http import auth
 from paceline.api.http.auth import Identity, Keyring, check_exposure
 from paceline.commands.main import build
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, StorageError
 from paceline.runtime.asking import FILE as ASKING
 from paceline.runtime.identity import PrivateKey
 from paceline.wire.identity import code_secrets
@@ -27,9 +29,10 @@ from server.commands import register
 from server.keys import DAY_S, MARK, REQUIRED, SHOWN, Keys
 from server.program import FILE as SERVER_KEY
 from server.program import server_key
+from server.state import WatchedRows
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault
-from tests.api.scripted import ScriptedService, request, running
+from tests.api.scripted import WAIT, ScriptedService, request, running
 from tests.clocks import read_from
 from tests.server.test_devices import SERVER, Clock, mode
 
@@ -240,6 +243,35 @@ def test_the_door_is_closed_while_the_file_cannot_be_read(tmp_path: Path, place:
         kept.rename(tmp_path / "keys.sqlite")
         assert request("POST", url + CHAT, json=BODY, headers=headers).status_code == 200
         assert request("POST", url + CHAT, json=BODY).status_code == 401
+
+
+@pytest.mark.anyio
+async def test_the_event_loop_goes_on_while_changed_tables_are_read_once_for_all_who_wait() -> None:
+    version, reads = 1, 0
+    begun, going = threading.Event(), threading.Event()
+
+    def read() -> int:
+        nonlocal reads
+        reads += 1
+        begun.set()
+        assert going.wait(WAIT), "the event loop stands still"
+        if version == 3:
+            raise StorageError("the database is away", away=True)
+        return reads
+
+    watched = WatchedRows(lambda: version, read)
+    asking = [asyncio.create_task(watched.fresh()) for _ in range(3)]
+    while not begun.is_set():
+        await asyncio.sleep(0)
+    asking.pop().cancel()  # a client that leaves
+    version = 2  # while it is read: what is found may be older
+    going.set()
+    assert await asyncio.gather(*asking) == [2, 2] and await watched.fresh() == watched() == 2
+    version = 3
+    failed = await asyncio.gather(watched.fresh(), watched.fresh(), return_exceptions=True)
+    assert [type(each) for each in failed] == [StorageError] * 2 and reads == 3
+    version = 4
+    assert await watched.fresh() == 4, "it is read again when the database is back"
 
 
 # ---- the command beside a running server ----------------------------------------------------------------------------

@@ -398,7 +398,7 @@ class AdmissionMiddleware:
         origin = headers.get(b"origin")
         is_open = scope["path"] in self.admission.open_paths
         # A probe is answered also while a database of keys is away.
-        is_checked = not (is_open and origin is None) and not self.admission.keyring.required
+        is_checked = not (is_open and origin is None) and not (await self.admission.keyring.now()).required
         if is_checked and (code := self._foreign(scope, headers, is_open=is_open)):
             raise RefusedError(Failure(403, _FOREIGN[code], code=code))
         if origin is not None:
@@ -409,7 +409,7 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
             await exchange.send({"type": "http.response.body", "body": b""})
             return
-        scope["state"]["identity"] = NOBODY if is_open else self._identified(scope, headers)
+        scope["state"]["identity"] = NOBODY if is_open else await self._identified(scope, headers)
         _check_encoding(headers)
         if scope["method"] != "POST":
             await self.app(scope, receive, exchange.send)
@@ -439,13 +439,13 @@ class AdmissionMiddleware:
             return "user_not_allowed"
         return ""
 
-    def _identified(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
-        key = _presented(headers)
-        identity = self.admission.keyring.identify(key)
+    async def _identified(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Identity:
+        key, keyring = _presented(headers), await self.admission.keyring.now()
+        identity = keyring.identify(key)
         if identity is None:
             missing = "No API key provided: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`."
             message = missing if key is None else "Incorrect API key provided."
-            if (expired := self.admission.keyring.expired(key)) is not None:
+            if (expired := keyring.expired(key)) is not None:
                 message = time.strftime("This API key expired on %Y-%m-%d: have it extended.", time.gmtime(expired))
             asks = {"WWW-Authenticate": "Bearer"}
             raise RefusedError(Failure(401, message, code="invalid_api_key", headers=asks))

@@ -6,13 +6,14 @@ constant time. Without any key the API is open, which is accepted on a loopback 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import hmac
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Self, get_args
+from typing import Final, Literal, Protocol, Self, get_args
 
 from paceline.core.addresses import is_loopback
 from paceline.errors import ConfigError
@@ -69,16 +70,35 @@ class StoredKey:
         return cls(digest, Identity(device, _id(owner or digest), scopes, name), until)
 
 
+class StoredKeys(Protocol):
+    """Keys that may change at any time. Raises StorageError where they cannot be known."""
+
+    def __call__(self) -> Sequence[StoredKey]:
+        """Those of this moment. Blocks after a change."""
+
+    async def fresh(self) -> Sequence[StoredKey]:
+        """The same; the event loop goes on meanwhile."""
+
+
 class Keyring:
     """The keys in force: those of the settings, and those of a store that may change at any time.
 
     A store with any key, even an expired one, makes keys required: revoking the last key does not open the API.
     """
 
-    def __init__(self, keys: Mapping[str, str | None], stored: Callable[[], Sequence[StoredKey]] = tuple) -> None:
-        """`stored`: called for every request."""
+    def __init__(self, keys: Mapping[str, str | None], store: StoredKeys | None = None) -> None:
+        """`store`: asked for every request."""
         self._configured = tuple(StoredKey.of(_digest(key), device=device) for key, device in keys.items())
-        self._stored = stored
+        self._store = store
+        self._stored: Callable[[], Sequence[StoredKey]] = store or tuple
+
+    async def now(self) -> Self:
+        """The keys of this moment, which stay as they are: no method of theirs blocks. Raises StorageError."""
+        if self._store is None:
+            return self
+        found, kept = await self._store.fresh(), copy.copy(self)
+        kept._stored = lambda: found
+        return kept
 
     @property
     def required(self) -> bool:

@@ -19,7 +19,17 @@ from paceline.api.http.auth import Keyring, StoredKey, check_exposure, parse_key
 from paceline.errors import ConfigError, StorageError
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import Script, ScriptedService, client_of, connected, heard, request, running, serving
+from tests.api.scripted import (
+    FreshKeys,
+    Script,
+    ScriptedService,
+    client_of,
+    connected,
+    heard,
+    request,
+    running,
+    serving,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -69,7 +79,7 @@ def test_a_key_that_is_bound_to_no_device_is_joined_by_the_one_it_names_if_it_ma
         StoredKey.of(hashlib.sha256(keys[name].encode()).digest(), scopes=scopes[name], until=None, name=name)
         for name in keys
     ]
-    with running(create_app(service, keyring=Keyring({}, lambda: stored))) as url:
+    with running(create_app(service, keyring=Keyring({}, FreshKeys(*stored)))) as url:
         for name, key in keys.items():
             with client_of(url, key) as http:
                 named = post(http, paceline={"device": "phone"})
@@ -329,14 +339,9 @@ def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], ca
 
 
 def test_probes_answer_while_the_keys_cannot_be_read() -> None:
-    def stored() -> list[StoredKey]:
-        if started:
-            raise StorageError("the database cannot be reached", away=True)
-        return []
-
-    started: list[bool] = []
+    stored = FreshKeys()
     with running(create_app(ScriptedService(), keyring=Keyring({}, stored))) as url, client_of(url) as http:
-        started.append(True)
+        stored.fault = StorageError("the database cannot be reached", away=True)
         assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
         refused = http.get("/v1/models")
         assert refused.status_code == 503 and refused.headers["retry-after"]

@@ -19,7 +19,7 @@ from paceline.api.observation import Observer, new_request_id
 from paceline.core.energy import Energy, EnergyUse
 from paceline.errors import PacelineError
 from paceline.runtime.service import GenerationResult, Handoff, TextDelta
-from tests.api.scripted import Script, ScriptedService, client_of, running, serving
+from tests.api.scripted import FreshKeys, Script, ScriptedService, client_of, running, serving
 from tests.clocks import read_from
 
 ASKED = {"model": "scripted", "messages": [{"role": "user", "content": "hi"}]}
@@ -123,7 +123,7 @@ def test_answers_of_every_endpoint_are_counted_and_logged_with_their_id(
 
 def test_devices_are_named_to_keys_that_may_see_them_and_refusals_are_counted() -> None:
     keys = [StoredKey.of(sha256(b"few").digest(), scopes=frozenset({"chat"})), StoredKey.of(sha256(b"all").digest())]
-    with running(create_app(ScriptedService(), keyring=Keyring({}, lambda: keys))) as url:
+    with running(create_app(ScriptedService(), keyring=Keyring({}, FreshKeys(*keys)))) as url:
         for key, named in (("few", False), ("all", True)):
             with client_of(url, key) as http:
                 seen = samples(http)

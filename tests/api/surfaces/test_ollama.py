@@ -12,7 +12,7 @@ import pytest
 from paceline.api.app import create_app
 from paceline.api.http.auth import Keyring, StoredKey
 from paceline.runtime.service import GenerateEvent, TextDelta, TokenLogprob, WorkflowStep
-from tests.api.scripted import Script, ScriptedService, answering, client_of, done, running
+from tests.api.scripted import FreshKeys, Script, ScriptedService, answering, client_of, done, running
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
@@ -205,7 +205,7 @@ def test_raw_prompts_and_embeddings_equal_those_of_the_openai_surface(node_url: 
 
 def test_a_key_without_the_scope_of_completions_may_not_continue_raw_prompts(service: ScriptedService) -> None:
     key = StoredKey.of(sha256(b"narrow").digest(), scopes=frozenset({"chat"}))
-    app = create_app(service, keyring=Keyring({}, lambda: [key]))
+    app = create_app(service, keyring=Keyring({}, FreshKeys(key)))
     with running(app) as url, client_of(url, "narrow") as http:
         assert generate(http).status_code == 200
         refused = generate(http, raw=True)
