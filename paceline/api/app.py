@@ -113,7 +113,7 @@ def create_app(
 
     kept = Responses(EventLog(state, retention, passages=passages_of, seal=seal), admission)
     app.state.responses, app.state.log = kept, kept.log
-    app.state.upload_turns = vector_stores.UploadTurns()
+    app.state.file_turns = vector_stores.FileTurns()
     app.state.closers.append(kept.close)
     return app
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import to_thread
-from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Literal, Self, get_args
@@ -19,11 +19,13 @@ from urllib.parse import quote
 from fastapi import Depends, Query
 from pydantic import Field, model_validator
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.schema import MAX_METADATA, required, unsupported
 from paceline.api.http.body import (
     AttachedQuery,
+    BrokenOffError,
     FilesQuery,
     Json,
     PageQuery,
@@ -33,6 +35,7 @@ from paceline.api.http.body import (
     least_bytes,
     listing,
     read_upload,
+    while_connected,
 )
 from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import answered, form, keyed_router
@@ -48,7 +51,7 @@ from paceline.api.search import (
     filter_of,
     min_score_of,
 )
-from paceline.errors import RequestError
+from paceline.errors import RequestError, StorageError
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS
 from paceline.rag.store.files import Arrival, StoredFile, missing
 from paceline.rag.store.library import Hit, Library
@@ -388,16 +391,20 @@ async def list_batch_files(
     return await _files(library, caller.key, store_id, query, batch_id)
 
 
-# ---- uploads in turns of their owners: many files of one that arrive at once hold up no other's ----------------------
+# ---- files in turns of their owners: many files of one that come or go at once hold up no other's -------------------
 # In a turn of the event loop one part of one body is handled for each owner whose parts have come, so that an owner's
 # share of the loop is that of others however many bodies it sends; its connections wait meanwhile, by flow control.
 # And of each owner one upload at a time is brought to the disk, which may take as long as the disk likes, so that
-# threads are left for others. Not handled: what several owners take of one disk together.
-class UploadTurns:
+# threads are left for others. And the contents of each owner that are in memory while they are sent are a few. Not
+# handled: what several owners take of one disk together.
+MAX_CONTENTS = 16  # of one owner
+
+
+class FileTurns:
     """Belongs to one event loop."""
 
     def __init__(self) -> None:
-        self.parts, self.disk = Turnstile(), Turnstile()
+        self.parts, self.disk, self.contents = Turnstile(), Turnstile(), Turnstile(most=MAX_CONTENTS)
 
     async def part(self, owner: str) -> None:
         """Wait until one more part of the owner's bodies may be handled, before the loop does anything else."""
@@ -405,7 +412,6 @@ class UploadTurns:
         asyncio.get_running_loop().call_soon(self.parts.leave, owner)
 
 
-_PIECE = 1 << 20  # bytes
 _BYTES = "application/octet-stream"
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
@@ -425,7 +431,7 @@ async def _stored(file_id: str, library: LibraryDep, caller: Caller) -> StoredFi
     return await asyncio.to_thread(library.uploads.get, caller.key, file_id)
 
 
-Turns = Annotated[UploadTurns, of_app("upload_turns")]
+Turns = Annotated[FileTurns, of_app("file_turns")]
 Stored = Annotated[StoredFile, Depends(_stored)]
 
 
@@ -439,7 +445,7 @@ async def create_file(request: Request, library: LibraryDep, caller: Caller, tur
         await asyncio.to_thread(arrival.close)
 
 
-async def _received(library: Library, arrival: Arrival, request: Request, turns: UploadTurns) -> StoredFile:
+async def _received(library: Library, arrival: Arrival, request: Request, turns: FileTurns) -> StoredFile:
     async with read_upload(request, arrival, partial(turns.part, arrival.owner)) as upload:
         purpose = upload.fields.get("purpose")
         if purpose is None:
@@ -466,12 +472,12 @@ async def show_file(stored: Stored) -> Response:
 
 
 @files.get("/{file_id}/content", response_class=Response, responses={200: {"content": {_BYTES: {}}}})
-async def give_content(stored: Stored, library: LibraryDep) -> Response:
+async def give_content(stored: Stored, library: LibraryDep, caller: Caller, turns: Turns) -> Response:
     """Give the bytes of a file back."""
     path = library.uploads.path(stored.id)
+    if path is None:
+        return _Content(library, stored, turns.contents.turn(caller.key))
     try:
-        if path is None:
-            return await _opened(library, stored)
         status = await asyncio.to_thread(path.stat)
     except FileNotFoundError:  # it has just been deleted
         raise missing("file", stored.id) from None
@@ -484,22 +490,38 @@ async def give_content(stored: Stored, library: LibraryDep) -> Response:
     )
 
 
-async def _opened(library: Library, stored: StoredFile) -> Response:
-    """The content of an encrypted or shared file, which is read as a whole before its first byte is sent; given whole,
-    whatever range a client asks for."""
-    document = await asyncio.to_thread(library.uploads.open, stored.id)
+class _Content(Response):
+    """The content of an encrypted or shared file, which is read while it is sent; given whole, whatever range a client
+    asks for. What is damaged behind its beginning is cut off."""
 
-    async def pieces() -> AsyncIterator[bytes]:
-        with document:
-            while piece := document.read(_PIECE):
-                yield piece
+    def __init__(self, library: Library, stored: StoredFile, turn: AbstractAsyncContextManager[None]) -> None:
+        """turn: of its owner, in which its pieces are in memory."""
+        headers = {
+            "content-length": str(stored.num_bytes),
+            "content-disposition": f"attachment; filename*=utf-8''{quote(stored.name, safe='')}",
+            "x-content-type-options": "nosniff",
+        }
+        super().__init__(headers=headers, media_type=_BYTES)
+        self._file, self._turn = stored.id, turn
+        self._pieces = library.uploads.pieces(stored.id)
 
-    headers = {
-        "content-length": str(stored.num_bytes),
-        "content-disposition": f"attachment; filename*=utf-8''{quote(stored.name, safe='')}",
-        "x-content-type-options": "nosniff",
-    }
-    return StreamingResponse(pieces(), media_type=_BYTES, headers=headers)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature  # noqa: ARG002
+        await while_connected(receive, self._put(send))
+
+    async def _put(self, send: Send) -> None:
+        async with self._turn:
+            try:
+                piece = await to_thread(next, self._pieces, b"")
+            except FileNotFoundError:  # it has just been deleted
+                raise missing("file", self._file) from None
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                try:
+                    piece = await to_thread(next, self._pieces, b"")
+                except (OSError, StorageError) as error:
+                    raise BrokenOffError(str(error)) from error
+            await send({"type": "http.response.body", "body": b""})
 
 
 @files.delete("/{file_id}", responses=answered("FileDeleted"))

@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
     Coroutine,
     Iterator,
@@ -25,18 +24,16 @@ from collections.abc import (
 from contextlib import aclosing
 from typing import Self
 
-from sse_starlette.sse import EventSourceResponse, SendTimeoutError
+from sse_starlette.sse import EventSourceResponse
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.request import close_all
 from paceline.api.http.body import (
-    READ_S,
     BrokenOffError,
     ClientGoneError,
     Json,
     encode_json,
-    send_in_time,
     while_connected,
 )
 from paceline.api.http.errors import ErrorShape, failure_of
@@ -198,15 +195,15 @@ class HeldOpen(Response):
                     continue
                 if not begun:
                     begun = True
-                    await send_in_time(send, {"type": "http.response.start", "status": 200, "headers": [_TYPE]})
-                await send_in_time(send, {"type": "http.response.body", "body": b" ", "more_body": True})
+                    await send({"type": "http.response.start", "status": 200, "headers": [_TYPE]})
+                await send({"type": "http.response.body", "body": b" ", "more_body": True})
             if begun:
                 await _put_rest(scope, send, working)
                 return
             body = working.result()
             headers = [_TYPE, (b"content-length", b"%d" % len(body))]
-            await send_in_time(send, {"type": "http.response.start", "status": 200, "headers": headers})
-            await send_in_time(send, {"type": "http.response.body", "body": body})
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -248,16 +245,14 @@ def _seconds(value: bytes) -> float:
 
 async def _put_rest(scope: Scope, send: Send, working: asyncio.Task[bytes]) -> None:
     try:
-        await send_in_time(send, {"type": "http.response.body", "body": working.result()})
+        await send({"type": "http.response.body", "body": working.result()})
     except ClientGoneError:
         raise
     except Exception as error:
         if not isinstance(error, PacelineError):
             _log.exception("an answer failed after its connection was kept open")
         shape = scope["app"].state.admission.error_shape(scope["path"])
-        await send_in_time(
-            send, {"type": "http.response.body", "body": failure_of(error).json(shape), "more_body": True}
-        )
+        await send({"type": "http.response.body", "body": failure_of(error).json(shape), "more_body": True})
         raise BrokenOffError(str(error)) from None
 
 
@@ -327,8 +322,8 @@ class JsonAnswer(HeldOpen):
 
 
 class EventStream(EventSourceResponse):
-    """sse-starlette's stream, with its pings and its notice of clients that leave or do not read, of pieces that are
-    framed already. Raises ClientGoneError when it ends before `ended` is set."""
+    """sse-starlette's stream, with its pings and its notice of clients that leave, of pieces that are framed already.
+    Raises ClientGoneError when it ends before `ended` is set."""
 
     def __init__(
         self,
@@ -340,20 +335,13 @@ class EventStream(EventSourceResponse):
             pieces,
             headers=headers,
             ping_message_factory=ping,  # type: ignore[arg-type]  # bytes are sent as they are
-            send_timeout=READ_S,
         )
         del self.headers["connection"]  # says nothing in HTTP/1.1, and belongs to the server
         self.ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
-        def sending(message: Message) -> Awaitable[None]:  # the limit of sse-starlette spares the first and last piece
-            return send(message) if message.get("more_body") else send_in_time(send, message)
-
         self.ping_interval = _silence(scope)
-        try:
-            await super().__call__(scope, receive, sending)
-        except SendTimeoutError:
-            raise ClientGoneError from None
+        await super().__call__(scope, receive, send)
         if not self.ended:
             raise ClientGoneError
 

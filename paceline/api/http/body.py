@@ -22,7 +22,7 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.types import Message, Receive
 
 from paceline.errors import RequestError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
@@ -31,7 +31,6 @@ from paceline.rag.store.vector_stores import Status
 
 MAX_BODY = 1_048_576  # bytes
 BODY_TIMEOUT = 60.0  # s for a whole body
-READ_S = 60.0  # s that a client may take to read what is buffered before it counts as gone
 
 Json = dict[str, object]
 T = TypeVar("T")
@@ -119,15 +118,6 @@ async def while_connected(receive: Receive, work: Coroutine[object, object, T]) 
 async def _until_gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def send_in_time(send: Send, message: Message) -> None:
-    """Raises ClientGoneError when the client does not read what is buffered in time."""
-    try:
-        async with asyncio.timeout(READ_S):
-            await send(message)
-    except TimeoutError:
-        raise ClientGoneError from None
 
 
 # ---- multipart bodies: one file, whose bytes go where they are to be kept as they come, and a few fields -------------

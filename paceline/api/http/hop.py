@@ -27,7 +27,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.api.http.body import BrokenOffError, encode_json, send_in_time, while_connected
+from paceline.api.http.body import BrokenOffError, encode_json, while_connected
 from paceline.api.http.errors import Failure, failure_of
 from paceline.errors import RequestError, StorageError
 
@@ -197,12 +197,10 @@ class _Passed(Response):
     async def _put(self, scope: Scope, send: Send) -> None:
         raw = [(name.lower(), value) for name, value in self._answer.headers.raw]
         headers = [each for each in raw if each[0] not in _NOT_PASSED and not each[0].startswith(b"access-control-")]
-        await send_in_time(
-            send, {"type": "http.response.start", "status": self._answer.status_code, "headers": headers}
-        )
+        await send({"type": "http.response.start", "status": self._answer.status_code, "headers": headers})
         async for piece in self._pieces(scope):
-            await send_in_time(send, {"type": "http.response.body", "body": piece, "more_body": True})
-        await send_in_time(send, {"type": "http.response.body", "body": b""})
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _pieces(self, scope: Scope) -> AsyncIterator[bytes]:
         """Whole events or lines of a stream, and after them what tells that it was cut; anything of another answer."""

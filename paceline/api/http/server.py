@@ -12,6 +12,7 @@ import errno
 import functools
 import gc
 import logging
+import math
 import signal
 import socket
 import struct
@@ -104,11 +105,13 @@ def _welcome() -> set[int]:
 # nothing, or one byte a minute, would keep its connection for ever; so would one that does not read its answer.
 HEAD_S = 5.0  # for a whole head; browsers open connections in advance, and replace them when they are closed
 STRANGER_S = 15.0  # for a whole request of a stranger, answer included: its body has less (`admission.OPEN_BODY_S`)
+READ_S = 60.0  # without reading 64 KiB, or all, of the answer that is buffered
+_READ = 1 << 16  # bytes
 
 
 class HttpConnection(H11Protocol):
-    """Breaks the connection when no request is being answered and the next head takes more than `head_s`, or when a
-    stranger's request takes more than `stranger_s`.
+    """Breaks the connection when no request is being answered and the next head takes more than `head_s`, when a
+    stranger's request takes more than `stranger_s`, or when the client does not read: `READ_S`, of whatever answer.
 
     The limit on a body is in `body`. Between an answer to a known sender and the first byte of the next request
     uvicorn's `timeout_keep_alive` applies. The rest of a body after its answer counts as the next head.
@@ -116,6 +119,7 @@ class HttpConnection(H11Protocol):
 
     head_s = HEAD_S
     stranger_s = STRANGER_S
+    read_s = READ_S
 
     def __init__(
         self,
@@ -134,6 +138,7 @@ class HttpConnection(H11Protocol):
         self._visitor: Visitor | None = None  # while the connection is open
         self._deadline: asyncio.TimerHandle | None = None
         self._timed: RequestResponseCycle | None = None  # the request that the deadline is for; None: for a head
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -148,9 +153,30 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
+        self._cancel_unread()
         if self._visitor is not None:
             self._visitor.gone()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_unread(math.inf)
+
+    def resume_writing(self) -> None:
+        self._cancel_unread()
+        super().resume_writing()
+
+    def _look_unread(self, before: float) -> None:
+        left = self.transport.get_write_buffer_size()
+        if left > before - _READ:
+            self.transport.abort()
+        else:
+            self._unread = self.loop.call_later(self.read_s, self._look_unread, left)
+
+    def _cancel_unread(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -18,9 +18,10 @@ import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -290,29 +291,46 @@ class Uploads:
             _check_quota(database, owner, files, num_bytes)
 
     def open(self, file_id: str) -> BinaryIO:
-        """A file's bytes, in memory where they are sealed or shared. The id must be one that `add` has returned.
+        """A file's bytes, in memory where they are sealed or shared, with a descriptor, as a parser takes them.
 
-        Raises FileNotFoundError for one that has been deleted, DamagedError.
+        Raises as `pieces`.
         """
-        with self._database.reading() as database:
-            row = database.execute("SELECT key FROM files WHERE id = ?", file_id).fetchone()
-            if row is None:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
-            if database.is_shared:
-                return _joined(database, file_id)
-        path = self._folder / stored_name(file_id, sealed=self._seal.is_on)
-        if not self._seal.is_on:
+        if (path := self.path(file_id)) is not None:
             return path.open("rb")
-        box = self._seal.box(row[0], file_id)
         opened = os.fdopen(os.memfd_create("document"), "w+b")
         try:
-            with path.open("rb") as stream:
-                opened.writelines(box.open_file(stream))
+            opened.writelines(self.pieces(file_id))
             opened.seek(0)
         except BaseException:
             opened.close()
             raise
         return opened
+
+    def pieces(self, file_id: str) -> Iterator[bytes]:
+        """A file's bytes, a few MiB of them in memory at once. The id must be one that `add` has returned.
+
+        Raises FileNotFoundError for one that has been deleted, DamagedError and StorageError, on the way too.
+        """
+        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file_id)
+        with self._database.reading() as database:
+            row = database.execute("SELECT key, bytes FROM files WHERE id = ?", file_id).fetchone()
+        if row is None:
+            raise missing
+        key, left = row
+        if not self._database.is_shared:
+            with (self._folder / stored_name(file_id, sealed=self._seal.is_on)).open("rb") as stream:
+                yield from self._seal.box(key, file_id).open_file(stream)
+            return
+        select = "SELECT bytes FROM file_parts WHERE file = ? AND part = ?"
+        for part in count():
+            if left <= 0:
+                return
+            with self._database.reading() as database:
+                row = database.execute(select, file_id, part).fetchone()
+            if row is None:
+                raise missing
+            left -= len(row[0])
+            yield row[0]
 
     def remove(self, file_id: str) -> None:
         """Remove the bytes of a file whose row has been deleted, unless they have gone with it."""
@@ -336,18 +354,6 @@ class Uploads:
                         continue  # of a store in this folder
                     if time.time() - path.stat().st_mtime > _STALE_S if half else path.name not in known:
                         path.unlink()
-
-
-def _joined(database: Database, file_id: str) -> BinaryIO:
-    """The bytes of a file from its parts. It has a descriptor, as a parser takes it."""
-    opened = os.fdopen(os.memfd_create("document"), "w+b")
-    select = "SELECT bytes FROM file_parts WHERE file = ? AND part = ?"
-    part = 0
-    while (row := database.execute(select, file_id, part).fetchone()) is not None:
-        opened.write(row[0])
-        part += 1
-    opened.seek(0)
-    return opened
 
 
 def stored_name(file_id: str, *, sealed: bool) -> str:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import ExitStack, closing
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from starlette.types import Message
 
-from paceline.api.generation import streaming
-from paceline.api.generation.streaming import EventStream
-from paceline.api.http import body as http_body
 from paceline.api.http import server as http_server
-from paceline.api.http.routing import DEFAULTS
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
 from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, done, heard, serving
+from tests.api.scripted import Script, ScriptedService, Signal, answering, connected, done, heard, serving
 
 
 def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
@@ -166,27 +159,3 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
     send_and_leave(url, BODY, script.began)
     assert script.cancelled.wait()
     assert not service.requests
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize("unread", range(3), ids=["the headers", "a piece", "the end"])
-async def test_a_client_that_reads_no_more_counts_as_gone(unread: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_body, "READ_S", 0.02)
-    monkeypatch.setattr(streaming, "READ_S", 0.02)
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        if len(sent) == unread:
-            await asyncio.Event().wait()  # until what is buffered has been read
-        sent.append(message)
-
-    async def receive() -> Message:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    stream = EventStream(iter([b"data: 1\n\n"]))
-    app = SimpleNamespace(state=SimpleNamespace(settings=DEFAULTS))
-    with pytest.raises(http_body.ClientGoneError):
-        async with asyncio.timeout(WAIT):
-            await stream({"type": "http", "method": "GET", "app": app}, receive, send)
-    assert len(sent) == unread

@@ -1,11 +1,14 @@
-"""The time limit on a request's head: slow and silent connections are closed, slow answers are not."""
+"""Time limits on a request's head and on the reading of its answer: slow and silent connections are closed, slow
+answers are not."""
 
 from __future__ import annotations
 
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from starlette.websockets import WebSocket
@@ -101,3 +104,53 @@ def test_a_websocket_has_no_limit_on_the_head(url: str) -> None:
             assert is_closed(silent, WAIT)
         websocket.send(b"still here")
         assert websocket.recv(WAIT) == b"still here"
+
+
+# ---- answers that are not read --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "whole answer"])
+def test_a_client_that_reads_no_more_is_cut_off_whatever_it_has_asked_for(
+    service: ScriptedService, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    monkeypatch.setattr(HttpConnection, "read_s", 0.2)
+    lost, connection_lost = Signal(), HttpConnection.connection_lost
+
+    def lose(connection: HttpConnection, error: Exception | None) -> None:
+        connection_lost(connection, error)
+        lost.set()
+
+    monkeypatch.setattr(HttpConnection, "connection_lost", lose)
+    service.script = Script(answering(*["x" * 1_000_000] * 20))  # more than the system buffers
+    body = b'{"model": "scripted", "stream": %b, "messages": [{"role": "user", "content": "Hi"}]}'
+    body %= b"true" if streamed else b"false"
+    with running(create_app(service, keyring=Keyring({}))) as url, connected(url) as client:
+        client.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+        )
+        assert lost.wait() and service.script.ended.wait()
+
+
+@pytest.mark.parametrize(
+    ("left", "is_cut"), [([300_000, 200_000, 130_000], False), ([300_000, 200_000, 140_000], True)]
+)
+def test_a_client_that_reads_slowly_is_cut_off_where_it_is_slower_than_it_may_be(left: list[int], is_cut: bool) -> None:
+    """64 KiB at each look; the look is a call of the loop's clock."""
+    aborted, looks = list[bool](), list[Callable[[], None]]()
+
+    def call_later(_: float, look: Callable[[float], None], before: float) -> SimpleNamespace:
+        looks.append(partial(look, before))
+        return SimpleNamespace(cancel=looks.clear)
+
+    sizes = iter(left)
+    connection = object.__new__(HttpConnection)
+    connection.flow = SimpleNamespace(pause_writing=bool, resume_writing=bool)  # type: ignore[assignment]
+    connection.loop = SimpleNamespace(call_later=call_later)  # type: ignore[assignment]
+    connection.transport = SimpleNamespace(  # type: ignore[assignment]
+        get_write_buffer_size=lambda: next(sizes), abort=lambda: aborted.append(True)
+    )
+    connection.pause_writing()
+    for _ in left[1:]:
+        looks.pop()()
+    assert bool(aborted) == is_cut
+    if not is_cut:
+        connection.resume_writing()
+        assert not looks, "it is read"
