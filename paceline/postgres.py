@@ -2,14 +2,17 @@
 
 All tables lie in the schema `paceline`. Statements come as `paceline.sql` describes them and are put into PostgreSQL's
 words here. Connections are taken from a pool for one transaction each, so that a store outlives a restart of the
-database: what is asked meanwhile waits for `WAIT_S`, and then fails with advice.
+database: what is asked meanwhile waits for `WAIT_S`, whatever else waits, and then fails with advice.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import re
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ import psycopg
 from psycopg import errors as faults
 from psycopg.abc import Buffer
 from psycopg.adapt import Loader
-from psycopg_pool import ConnectionPool
+from psycopg_pool import ConnectionPool, PoolTimeout
 
 from paceline.core.addresses import database_name
 from paceline.errors import ConfigError, StorageError
@@ -184,6 +187,16 @@ class PostgresConnection:
         self._postgres = postgres
         self._store = store
         self._held: psycopg.Connection | None = None  # in a transaction
+        self._turn = threading.Lock()
+        self._asked = math.inf  # s, monotonic: by the thread whose turn it is
+        self._missed = -math.inf  # when there was no connection last
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        asked = time.monotonic()
+        with self._turn:
+            self._asked = asked
+            yield
 
     @property
     def in_transaction(self) -> bool:
@@ -192,8 +205,11 @@ class PostgresConnection:
     def execute(self, statement: str, parameters: Sequence[Any] = (), /) -> psycopg.Cursor[Any]:
         if self._held is not None:
             return self._held.execute(translated(statement), parameters)
-        with self._postgres.pool.connection() as held:
+        held = self._taken()
+        try:
             return held.execute(translated(statement), parameters)  # its rows are here when this returns
+        finally:
+            self._give_back(held)
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> psycopg.Cursor[Any]:
         assert self._held is not None, "many rows are written in a transaction"
@@ -202,7 +218,7 @@ class PostgresConnection:
         return cursor
 
     def begin(self, mode: Mode) -> None:
-        held = self._postgres.pool.getconn()
+        held = self._taken()
         try:
             held.execute(_BEGIN[mode])
             if mode == "alone":
@@ -221,6 +237,16 @@ class PostgresConnection:
 
     def rollback(self) -> None:
         self._give_back(self._ended())
+
+    def _taken(self) -> psycopg.Connection:
+        """A connection of the pool's. Who waits for a turn waits for it too: together no longer than one alone."""
+        if self._missed > self._asked:
+            raise PoolTimeout("there was no connection for the one before")
+        try:
+            return self._postgres.pool.getconn()
+        except PoolTimeout:
+            self._missed = time.monotonic()
+            raise
 
     def _ended(self) -> psycopg.Connection:
         held, self._held = self._held, None

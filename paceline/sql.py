@@ -46,6 +46,9 @@ class Cursor(Protocol):
 class SqlConnection(Protocol):
     """An autocommitting connection to one store. One thread at a time may use it; methods block."""
 
+    def turn(self) -> AbstractContextManager[object]:
+        """Wait until no other thread uses it, where several do."""
+
     @property
     def in_transaction(self) -> bool: ...
 
@@ -151,6 +154,13 @@ BUSY_S = 30.0  # longest wait for another process's transaction
 
 class SqliteConnection(sqlite3.Connection):
     """A connection as `paceline.sql` describes it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._turn = threading.Lock()
+
+    def turn(self) -> AbstractContextManager[object]:
+        return self._turn
 
     def begin(self, mode: Mode) -> None:
         """Waits up to `BUSY_S` for another process that writes."""
@@ -317,7 +327,6 @@ class OwnRows:
     def __init__(self, place: StorePlace, version: int, schema: Iterable[str], advice: str) -> None:
         """advice: as of `sql.prepare`. Raises ConfigError and StorageError where it cannot be used."""
         self._place = place
-        self._lock = threading.Lock()
         with place.explained():
             self._rows = place.connect()
             try:
@@ -327,13 +336,13 @@ class OwnRows:
                 raise
 
     def close(self) -> None:
-        with self._lock:
+        with self._rows.turn():
             self._rows.close()
 
     @contextmanager
     def reading(self) -> Iterator[SqlConnection]:
         """Raises StorageError."""
-        with self._lock, self._place.explained():
+        with self._rows.turn(), self._place.explained():
             yield self._rows
 
     @contextmanager

@@ -12,7 +12,6 @@ uploaded files, and which server reads which. It is never sealed. Errors of eith
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -133,7 +132,7 @@ _logger = logging.getLogger("paceline.rag")
 
 
 class Database:
-    """One connection for several threads: a lock admits one transaction at a time. `execute` is for its thread."""
+    """One connection for several threads, in turns of a transaction. `execute` is for the thread whose turn it is."""
 
     def __init__(
         self,
@@ -151,7 +150,6 @@ class Database:
         encrypt: seal a store that is created now; one that exists stays as it is.
         home: where several servers keep it together; None: a file in the folder.
         """
-        self._lock = threading.Lock()
         self._directory = directory
         self.is_shared = home is not None
         self.fleet: Fleet | None = None if home is None else home.fleet
@@ -220,7 +218,7 @@ class Database:
 
     def vacuum(self) -> None:
         """Write the file anew without free pages, and empty the log. Raises ConfigError."""
-        with self._lock, self._place.explained():
+        with self._connection.turn(), self._place.explained():
             self._connection.execute("PRAGMA temp_store = FILE")  # a copy of the store, which may exceed the memory
             self._connection.execute("VACUUM")
             self._connection.execute("PRAGMA temp_store = MEMORY")
@@ -246,7 +244,7 @@ class Database:
             )
 
     def close(self) -> None:
-        with self._lock:
+        with self._connection.turn():
             self._connection.close()
 
     def meta(self) -> dict[str, str]:
@@ -302,7 +300,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, mode: sql.Mode) -> Iterator[Database]:
-        with self._lock, self._place.explained(), sql.transaction(self._connection, mode):
+        with self._connection.turn(), self._place.explained(), sql.transaction(self._connection, mode):
             if self._is_prepared and not self.is_shared:
                 self._check_seal()
             yield self
@@ -319,7 +317,7 @@ class Database:
         """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
         if self.is_shared:
             return
-        with self._lock, self._place.explained():
+        with self._connection.turn(), self._place.explained():
             emptied = self._connection.overwrite()
         if not emptied:
             _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")

@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from psycopg_pool import PoolTimeout
 
+from paceline import postgres as postgres_module
 from paceline import sql
 from paceline.api.http.auth import Keyring
 from paceline.api.responses import log as event_log
@@ -288,6 +292,41 @@ def test_a_database_that_goes_and_comes_is_waited_for(postgres: RealPostgres, se
         writer.join()
         assert len(store.read("resp_1", -1, -1)) == 50 and written == [set()] * 49
         eventually(lambda: not refused())
+
+
+def test_all_who_ask_while_the_database_is_away_wait_as_long_as_one(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times, asked, tried, is_over = count(), threading.Semaphore(0), count(1), threading.Event()
+
+    def monotonic() -> float:
+        asked.release()
+        return next(times)
+
+    def getconn() -> object:
+        number = next(tried)
+        assert is_over.wait(WAIT_S)
+        raise PoolTimeout(f"no connection: {number}")
+
+    with closing(sql.OwnRows(servers[0].place("test", "a test"), 1, [], "")) as rows, monkeypatch.context() as away:
+        away.setattr(postgres_module, "time", SimpleNamespace(monotonic=monotonic))
+        away.setattr(servers[0].pool, "getconn", getconn)
+
+        def ask() -> None:
+            with pytest.raises(StorageError, match="no connection") as refused, rows.changing():
+                pass
+            assert refused.value.away
+
+        with ThreadPoolExecutor(4) as threads:
+            asking = [threads.submit(ask) for _ in range(4)]
+            for _ in asking:
+                assert asked.acquire(timeout=WAIT_S)
+            is_over.set()
+            for each in asking:
+                each.result()
+        assert next(tried) == 2, "one of them has waited for all"
+        ask()
+        assert next(tried) == 4, "whoever asks later waits anew"
 
 
 def test_tables_of_another_version_are_refused(servers: Servers) -> None:
