@@ -132,6 +132,7 @@ class Ingester:
     _wake: threading.Event = field(default_factory=threading.Event)
     _stopping: bool = False
     _readings: dict[str, _Reading] = field(default_factory=dict)  # by owner; the one whose turn was last comes last
+    _counted: set[int] = field(default_factory=set)  # rows whose start is recorded, though no program has ended since
     _thread: threading.Thread | None = None
 
     def __post_init__(self, work: FileWork | None, budget: ParserBudget) -> None:
@@ -233,6 +234,7 @@ class Ingester:
         except ParserLost:
             if not self._stopping:
                 _logger.warning("the parser of %s was killed", job.file)
+                self._counted.discard(job.seq)
                 return  # and read it again, unless these were MAX_STARTS
         except FileNotFoundError:
             self._fail(job, "server_error", "The bytes of this file are gone: upload it again.")
@@ -242,7 +244,9 @@ class Ingester:
             self._fail(job, "server_error", str(error))
         except Exception as error:
             if is_exhausted(error):
-                if not isinstance(error, MemoryError):  # which the file may have caused
+                if isinstance(error, MemoryError):  # which the file may have caused
+                    self._counted.discard(job.seq)
+                else:
                     self._forget_starts(job)
                 raise  # the file is read again later
             _logger.exception("%s could not be read into %s", job.file, job.store)
@@ -255,8 +259,12 @@ class Ingester:
         with self.database.writing() as database:
             if self._server and not database.execute(_TAKE, self._server, job.seq, self._server).rowcount:
                 return False
-            row = database.execute("UPDATE attached SET starts = starts + 1 WHERE seq = ? RETURNING starts", job.seq)
+            row = database.execute(
+                "UPDATE attached SET starts = starts + ? WHERE seq = ? RETURNING starts",
+                int(job.seq not in self._counted), job.seq,
+            )  # fmt: skip
             (starts,) = row.fetchone() or (0,)
+        self._counted.add(job.seq)
         if starts <= MAX_STARTS:
             return True
         message = f"The program or its parser ended {MAX_STARTS} times while it read this file: it is not read again."
@@ -309,11 +317,11 @@ class Ingester:
 
     def _forget_starts(self, job: _Job) -> None:
         with self.database.writing() as database:
-            if not self._holds(database, job):
-                return
-            if self._server:
-                database.execute("DELETE FROM file_readers WHERE attached = ?", job.seq)
-            database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
+            if self._holds(database, job):
+                if self._server:
+                    database.execute("DELETE FROM file_readers WHERE attached = ?", job.seq)
+                database.execute("UPDATE attached SET starts = 0 WHERE seq = ?", job.seq)
+        self._counted.discard(job.seq)
 
     def _holds(self, database: Database, job: _Job) -> bool:
         """False where another server has taken the file over, since this one stood still."""

@@ -13,11 +13,12 @@ from typing import BinaryIO
 import psutil
 import pytest
 
+from paceline.errors import StorageError
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.parsing.process import BUDGET_S, Around, Parsed, ParserPool
 from paceline.rag.records import Vectors
 from paceline.rag.store.documents import DocumentStore
-from paceline.rag.store.library import MAX_STARTS, TURN_CHUNKS, Library
+from paceline.rag.store.library import MAX_STARTS, TURN_CHUNKS, Ingester, Library
 from paceline.rag.store.vector_stores import Counts, FileSpec
 from tests.rag.parsing.made import ENDLESS, pdf, shown
 from tests.rag.store.test_library import ANN, BERT, settled
@@ -133,6 +134,32 @@ def test_a_file_waits_where_the_machine_gives_no_thread_or_process(
     library.start()
     assert settled(library, store, ANN) == Counts(completed=1)
     assert caplog.text.count("trying again") == MAX_STARTS + 1
+
+
+def failing(real: Callable[..., object], fault: Exception) -> Callable[..., object]:
+    """A method that fails more often than a file is begun."""
+    left = iter(range(MAX_STARTS + 1))
+
+    def method(*arguments: object) -> object:
+        for _ in left:
+            raise fault
+        return real(*arguments)
+
+    return method
+
+
+@pytest.mark.parametrize("lost_in", [["_check"], ["_read", "_forget_starts"]], ids=["the file", "its start"])
+def test_a_database_that_is_lost_again_and_again_is_no_fault_of_the_file_that_is_read(
+    library: Library, monkeypatch: pytest.MonkeyPatch, lost_in: list[str]
+) -> None:
+    monkeypatch.setattr("paceline.rag.store.library.AWAY_S", 0.0)
+    for name in lost_in:
+        away = StorageError("the database cannot be reached", away=True)
+        fault = BlockingIOError(errno.EAGAIN, "fork") if name == "_read" else away
+        monkeypatch.setattr(Ingester, name, failing(getattr(Ingester, name), fault))
+    store, _ = attached(library, ANN, b"small")
+    library.start()
+    assert settled(library, store, ANN) == Counts(completed=1)
 
 
 def test_a_file_of_an_owner_whose_seconds_are_used_up_fails_with_the_time_to_try_again(library: Library) -> None:
