@@ -81,7 +81,7 @@ class StorePlace(Protocol):
         """As error messages name it."""
 
     def connect(self) -> SqlConnection:
-        """Raises what `explained` explains, and ConfigError, of which StorageError is one."""
+        """Raises what `explained` explains, and StorageError."""
 
     def explained(self) -> AbstractContextManager[None]:
         """Raise the database's errors as StorageError with advice."""
@@ -185,8 +185,8 @@ def connect(file: Path | None) -> SqliteConnection:
     """Open an autocommitting connection to `file`, creating it if needed. One thread at a time may use it. None: to a
     database in memory.
 
-    Raises sqlite3.Error, StorageError where the file cannot be made, and ConfigError for a folder where others could
-    exchange it (see `private_folder`), and when another program keeps the file busy.
+    Raises sqlite3.Error, and StorageError where the file cannot be made, for a folder where others could exchange it
+    (see `private_folder`), and when another program keeps the file busy.
     """
     if file is not None:
         try:
@@ -197,6 +197,8 @@ def connect(file: Path | None) -> SqliteConnection:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 advice = "Allow more open files (`ulimit -n`)."
             raise StorageError(f"{file} cannot be used: {error}. {advice}", full=is_full(error)) from error
+        except ConfigError as error:  # which may hold for a moment, beside programs that go on
+            raise StorageError(str(error)) from error
     connection = sqlite3.connect(
         ":memory:" if file is None else file,
         timeout=BUSY_S,
@@ -249,7 +251,7 @@ def _write_ahead(connection: sqlite3.Connection, file: Path) -> None:
                 raise
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-    raise ConfigError(f"{file} is in use by another program; try again.")
+    raise StorageError(f"{file} is in use by another program; try again.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +319,8 @@ class SqliteFile:
             status = self.path.stat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be used: {error}. Check the folder.") from error
         return status.st_dev, status.st_ino
 
 

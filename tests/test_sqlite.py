@@ -116,7 +116,7 @@ def test_an_existing_database_keeps_its_mode(tmp_path: Path) -> None:
 
 def test_a_folder_in_which_others_could_exchange_the_file_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o757)
-    with pytest.raises(ConfigError, match="Others may write"):
+    with pytest.raises(StorageError, match="Others may write"):
         sql.connect(tmp_path / "numbers.sqlite")
     assert not list(tmp_path.iterdir())
 

@@ -340,6 +340,19 @@ def test_another_registry_in_its_place_is_seen_and_none_is_an_error(registry: Re
             version()
 
 
+def test_a_folder_that_others_may_write_for_a_moment_is_a_fault_of_that_moment(registry: Registry) -> None:
+    folder = file_of(registry).parent
+    with registry.watching() as version:
+        version()
+        registry.add("phone")
+        folder.chmod(0o777)
+        for asked in (version, registry.has_devices, lambda: registry.standings({"phone": b"key"})):
+            with pytest.raises(StorageError, match="Others may write"):
+                asked()
+        folder.chmod(0o700)
+        assert version() == 1 and not registry.has_devices()
+
+
 # ---- over HTTP ------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Registry]]:
