@@ -567,5 +567,5 @@ async def count_tokens(asked: CountRequest, service: ServiceDep, caller: Caller)
     """Count the tokens of a conversation, without documents."""
     call = chat_call(parse(ChatRequest, chat_body(asked)), service, caller, documents=0)
     async with service.of(call.requests[0].model) as served:
-        tokens = await served.tokenize_chat(call.requests[0].prompt.messages)
+        tokens = await served.tokenize_chat(call.requests[0].prompt.messages, caller.key)
     return TokenCount(input_tokens=len(tokens))

@@ -356,7 +356,7 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
         late = [partial(_prepare, service, one, asked.prompt[index // asked.n]) for index, one in enumerate(unread)]
         return CompletionWriter(call, (), 0), [LateGeneration(each) for each in late]
     async with service.of(call.model.name) as served:
-        prompts = [await _tokens(served, prompt) for prompt in asked.prompt]
+        prompts = [await _tokens(served, prompt, call.request.account.owner) for prompt in asked.prompt]
         for prompt in prompts if asked.echo else ():
             await served.check(replace(call.request, prompt=AskedPrompt(tokens=prompt)), room=int(call.write))
     generations: Sequence[Generation]
@@ -374,12 +374,12 @@ async def begin(service: Service, call: CompletionCall) -> tuple[CompletionWrite
 
 async def _prepare(service: Service, asked: GenerateRequest, prompt: Input) -> Generation:
     async with service.of(asked.model) as served:
-        tokens = await _tokens(served, prompt)
+        tokens = await _tokens(served, prompt, asked.account.owner)
     return await service.prepare(replace(asked, prompt=AskedPrompt(tokens=tokens)))
 
 
-async def _tokens(served: OneModel, prompt: Input) -> Tokens:
-    return await served.tokenize(prompt) if isinstance(prompt, str) else prompt
+async def _tokens(served: OneModel, prompt: Input, owner: str) -> Tokens:
+    return await served.tokenize(prompt, owner) if isinstance(prompt, str) else prompt
 
 
 async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Tokens]) -> list[EchoedPrompt]:
@@ -390,7 +390,7 @@ async def _echoes(service: Service, call: CompletionCall, prompts: Sequence[Toke
         for asked, prompt in zip(call.asked.prompt, prompts, strict=True):
             if prompt not in scored:
                 scored[prompt] = None if top is None else tuple(await served.score(prompt, top, owner))
-            spelled = await served.token_bytes(prompt)
+            spelled = await served.token_bytes(prompt, owner)
             text = asked if isinstance(asked, str) else _text(spelled)
             echoes.append(EchoedPrompt(text, spelled, scored[prompt]))
     return echoes

@@ -26,8 +26,8 @@ from paceline.api.chat.request import MAX_MESSAGES, ChatRequest, Message, Tool, 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.generation.schema import MAX_TOOLS
-from paceline.api.http.body import Schema, encode_json, while_connected
-from paceline.api.http.routing import LargeRoute, Route, ServiceDep
+from paceline.api.http.body import Schema, answer, encode_json, while_connected
+from paceline.api.http.routing import Caller, LargeRoute, Route, ServiceDep
 from paceline.api.models import chat_model, check_embedder, no_model
 from paceline.api.openapi import answered, keyed_router
 from paceline.engine.base import ModelInfo
@@ -281,15 +281,15 @@ class Detokenized(BaseModel):
 tokenizing = keyed_router("service", route=ConversationRoute)
 
 
-@tokenizing.post("/tokenize")
-async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
+@tokenizing.post("/tokenize", response_model=Tokenized)
+async def tokenize(asked: TokenizeRequest, caller: Caller, service: ServiceDep) -> Response:
     """Turn a text or a conversation into tokens."""
     model = _tokenizer_model(service, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     async with service.of(model.name) as served:
         if asked.messages is None:
-            tokens = await served.tokenize(asked.prompt or "")
+            tokens = await served.tokenize(asked.prompt or "", caller.key)
         else:
             chat = ChatRequest(
                 model=model.name,
@@ -300,17 +300,24 @@ async def tokenize(asked: TokenizeRequest, service: ServiceDep) -> Tokenized:
             )
             tools = tool_use(chat, model)
             messages = begun(chat, conversation(chat.messages, model, [] if tools is None else [tools.instructions()]))
-            tokens = await served.tokenize_chat(messages)
-        texts = await served.token_bytes(tokens) if asked.return_token_strs else None
-    return Tokenized(
-        count=len(tokens),
-        max_model_len=model.max_positions,
-        tokens=list(tokens),
-        token_strs=None if texts is None else [text.decode("utf-8", "replace") for text in texts],
-    )
+            tokens = await served.tokenize_chat(messages, caller.key)
+        if len(tokens) > MAX_TOKENS:
+            raise RequestError(
+                f"These are {len(tokens)} tokens, and {MAX_TOKENS} at most are told: ask for parts of the text.",
+                param="prompt" if asked.messages is None else "messages",
+            )
+        texts = await served.token_bytes(tokens, caller.key) if asked.return_token_strs else None
+
+    def body() -> Response:
+        told = None if texts is None else [text.decode("utf-8", "replace") for text in texts]
+        return answer(
+            {"count": len(tokens), "max_model_len": model.max_positions, "tokens": tokens, "token_strs": told}
+        )
+
+    return await service.find(body, caller.key)
 
 
-async def detokenize(asked: DetokenizeRequest, service: ServiceDep) -> Detokenized:
+async def detokenize(asked: DetokenizeRequest, caller: Caller, service: ServiceDep) -> Detokenized:
     """Turn tokens into text."""
     model = _tokenizer_model(service, asked.model)
     highest = max(asked.tokens, default=0)
@@ -318,7 +325,7 @@ async def detokenize(asked: DetokenizeRequest, service: ServiceDep) -> Detokeniz
         where = f"tokens[{asked.tokens.index(highest)}]"
         raise RequestError(f"{where} is {highest}; ids are 0 to {model.vocab_size - 1}.", param=where)
     async with service.of(model.name) as served:
-        parts = await served.token_bytes(asked.tokens)
+        parts = await served.token_bytes(asked.tokens, caller.key)
     return Detokenized(prompt=b"".join(parts).decode("utf-8", "replace"))
 
 

@@ -184,7 +184,7 @@ class Node:
         self.score = PromptScorer(resources.worker, resources.tokenizer, resources.vocab_size).score
         self._embedder = None if store is None else TextEmbedder(store.embedder, resources.units)
         self._reranker = None if store is None else self._workflows.reranker
-        self._reranking = Turnstile(1)
+        self._reranking, self._tokenizing = Turnstile(1), Turnstile(1)
         self._tasks: set[asyncio.Task[None]] = set()
         self.library: Library | None = None if first is None else first.library
         self._is_first = first is None
@@ -291,14 +291,19 @@ class Node:
     async def of(self, model: str) -> AsyncIterator[Self]:  # noqa: ARG002  # there is one
         yield self
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._resources.tokenizer.raw, text))
+    async def tokenize(self, text: str, owner: str) -> tuple[int, ...]:
+        return tuple(await self._tokenized(partial(self._resources.tokenizer.raw, text), owner))
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        return tuple(await asyncio.to_thread(self._resources.tokenizer.chat, messages))
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], owner: str) -> tuple[int, ...]:
+        return tuple(await self._tokenized(partial(self._resources.tokenizer.chat, messages), owner))
 
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
-        return await asyncio.to_thread(token_strings, self._resources.tokenizer, tokens)
+    async def _tokenized(self, work: Callable[[], list[int]], owner: str) -> list[int]:
+        # One at a time: prompts of answers wait for the same tokenizer, which knows no turns.
+        async with self._tokenizing.turn(owner):
+            return await self.find(work, owner)
+
+    async def token_bytes(self, tokens: Sequence[int], owner: str) -> tuple[bytes, ...]:
+        return await self.find(partial(token_strings, self._resources.tokenizer, tokens), owner)
 
     def embedders(self) -> Sequence[EmbedderInfo]:
         if self._resources.store is None:

@@ -419,13 +419,13 @@ class Service(Protocol):
 class OneModel(Protocol):
     """What a loaded model does for requests besides answers."""
 
-    async def tokenize(self, text: str) -> tuple[int, ...]:
+    async def tokenize(self, text: str, owner: str) -> tuple[int, ...]:
         """Tokens of a raw prompt, at least one. Raises RequestError."""
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], owner: str) -> tuple[int, ...]:
         """Tokens of a conversation without documents, up to the start of its answer. Raises RequestError."""
 
-    async def token_bytes(self, tokens: Sequence[int]) -> tuple[bytes, ...]:
+    async def token_bytes(self, tokens: Sequence[int], owner: str) -> tuple[bytes, ...]:
         """Bytes of each token of a raw prompt; the name of a special token."""
 
     async def check(self, request: GenerateRequest, *, room: int) -> None:

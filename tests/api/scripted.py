@@ -196,7 +196,7 @@ class ScriptedService:
     async def of(self, model: str) -> AsyncIterator[ScriptedService]:  # noqa: ARG002
         yield self
 
-    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+    async def tokenize_chat(self, messages: Sequence[Mapping[str, str]], owner: str) -> tuple[int, ...]:  # noqa: ARG002
         return tuple(byte for message in messages for byte in message["content"].encode())
 
     async def find(self, work: Callable[[], T], owner: str) -> T:  # noqa: ARG002

@@ -309,8 +309,8 @@ async def test_tokens_and_scores_are_of_the_model_that_is_named() -> None:
     second = OnDemand(seed=7)
     async with served(second) as service:
         async with service.of("second") as named, service.of("") as first:
-            prompt = await named.tokenize("abc")
-            assert await named.token_bytes(prompt) == await first.token_bytes(prompt)
+            prompt = await named.tokenize("abc", "")
+            assert await named.token_bytes(prompt, "") == await first.token_bytes(prompt, "")
             await named.check(changed(SHORT, messages=(), tokens=prompt, model="second"), room=1)
             scores = [await model.score(prompt, 0) for model in (first, named)]
         assert scores[0] != scores[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 
@@ -126,6 +127,27 @@ async def test_texts_of_one_key_s_many_requests_are_embedded_in_turns_with_anoth
         assert parts.index("one") - before <= 2, "the part under way, and one of the other's"
         await asyncio.gather(*many)
     assert parts.count("many") == 16
+
+
+async def test_texts_of_one_key_are_tokenized_one_at_a_time_and_in_turns_with_anothers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+    goes_on = threading.Semaphore(0)
+
+    def raw(_: ByteTokenizer, text: str) -> list[int]:
+        begun.append(text)
+        goes_on.acquire()
+        return [1]
+
+    monkeypatch.setattr(ByteTokenizer, "raw", raw)
+    async with nodes(linked=False) as (bench, _):
+        waiting = {asyncio.create_task(bench.cloud.tokenize(owner, owner)) for owner in [*["many"] * 8, "one"]}
+        while waiting:
+            goes_on.release()
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert len(done) == 1 and len(begun) + len(waiting) <= 10, "one more may have begun"
+    assert "one" in begun[:4]
 
 
 @pytest.mark.parametrize(

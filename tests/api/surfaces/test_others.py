@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from paceline.api.http.errors import ABSENT
+from paceline.api.texts import MAX_TOKENS
 from tests.api.generation.test_request import fault
 from tests.api.scripted import ScriptedService, client_of, serving
 
@@ -49,12 +50,23 @@ def test_tokens_are_those_that_the_model_is_sent(node_url: str) -> None:
         assert http.post("/v1/messages/count_tokens", json=anthropic).json() == {"input_tokens": counted}
 
 
+def test_no_more_tokens_are_told_than_are_read_back(node_url: str) -> None:
+    """A body of 1 MiB may have a million, whose answer takes seconds to write."""
+    with client_of(node_url) as http:
+        most = http.post("/tokenize", json={"prompt": "a" * MAX_TOKENS, "return_token_strs": True}).json()
+        assert most["count"] == len(most["token_strs"]) == MAX_TOKENS
+        assert http.post("/detokenize", json={"tokens": most["tokens"]}).json() == {"prompt": "a" * MAX_TOKENS}
+        refused = fault(http.post("/tokenize", json={"prompt": "a" * (MAX_TOKENS + 1)}))
+    assert refused["param"] == "prompt" and str(MAX_TOKENS + 1) in str(refused["message"])
+
+
 def test_what_cannot_be_tokenized_is_refused_by_name(http: httpx.Client) -> None:
     cases: list[tuple[str, dict[str, object], str]] = [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ("/tokenize", {"prompt": "a", "chat_template": "x"}, "chat_template"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * (MAX_TOKENS + 1)}]}, "messages"),
         ("/detokenize", {"tokens": [1, 256]}, "tokens[1]"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
     ]
