@@ -26,7 +26,7 @@ from paceline.api.chat.request import MAX_MESSAGES, ChatRequest, Message, Tool, 
 from paceline.api.generation.attachments import ConversationRoute
 from paceline.api.generation.request import Input, Inputs, inputs
 from paceline.api.generation.schema import MAX_TOOLS
-from paceline.api.http.body import Schema, answer, encode_json, while_connected
+from paceline.api.http.body import Schema, Whole, answer, encode_json, while_connected
 from paceline.api.http.routing import Caller, LargeRoute, Route, ServiceDep
 from paceline.api.models import chat_model, check_embedder, no_model
 from paceline.api.openapi import answered, keyed_router
@@ -110,7 +110,7 @@ async def embed(asked: EmbeddingRequest, request: Request, service: ServiceDep) 
         texts = await asyncio.to_thread(texts_of, asked.input)
         return await asyncio.to_thread(_body, asked, await service.embed(texts, request.state.identity.key))
 
-    return Response(await while_connected(request.receive, work()), media_type="application/json")
+    return Whole(await while_connected(request.receive, work()), media_type="application/json")
 
 
 def texts_of(inputs: Sequence[Input]) -> list[str]:

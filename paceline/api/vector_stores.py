@@ -24,14 +24,17 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.api.generation.schema import MAX_METADATA, required, unsupported
 from paceline.api.http.body import (
+    PIECE,
     AttachedQuery,
     BrokenOffError,
     FilesQuery,
     Json,
     PageQuery,
     Schema,
+    Whole,
     answer,
     deleted,
+    encode_json,
     least_bytes,
     listing,
     read_upload,
@@ -353,15 +356,14 @@ async def detach_file(store_id: str, file_id: str, library: LibraryDep, caller: 
 @router.get("/{store_id}/files/{file_id}/content", responses=answered("SyncPage[vector_stores.FileContentResponse]"))
 async def show_text(store_id: str, file_id: str, library: LibraryDep, caller: Caller) -> Response:
     """Give the text that was read of a file."""
-    text = await to_thread(library.text, caller.key, store_id, file_id)
-    return answer(
-        {
-            "object": "vector_store.file_content.page",
-            "data": [{"type": "text", "text": text}],
-            "has_more": False,
-            "next_page": None,
-        }
-    )
+
+    def page() -> bytes:  # piece by piece, so that other threads can run in between
+        text = library.text(caller.key, store_id, file_id)
+        quoted = b"".join(encode_json(text[at : at + PIECE])[1:-1] for at in range(0, len(text), PIECE))
+        head = b'{"object":"vector_store.file_content.page","data":[{"type":"text","text":"'
+        return head + quoted + b'"}],"has_more":false,"next_page":null}'
+
+    return Whole(await to_thread(page), media_type="application/json")
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------

@@ -246,6 +246,8 @@ PROBES = frozenset({"/healthz", "/readyz", "/metrics"})  # requested every few s
 MAX_ACTIVE = 1440  # POSTs at a time, of which one key may have 1,280 (`core.fair`); the service admits fewer answers
 MAX_OPEN = 64  # POSTs to open routes at a time
 MAX_OPEN_PER_ADDRESS = 8
+MAX_UNREAD = 1 << 30  # bytes of large answers in memory that their clients have not read
+MAX_UNREAD_PER_KEY = MAX_UNREAD // 4
 OPEN_BODY_S = 5.0  # for the body of one, whoever sends it
 
 CLIENT_REQUEST_ID = b"x-client-request-id"  # up to 512 characters, as at OpenAI
@@ -291,6 +293,7 @@ class AdmissionControl:
         self.refused: Counter[int] = Counter()  # requests by the status of their refusal
         self._places = Shares(MAX_ACTIVE)  # of keys
         self._open_places = Shares(MAX_OPEN, most=MAX_OPEN_PER_ADDRESS)  # of addresses
+        self.unread = Shares(MAX_UNREAD, most=MAX_UNREAD_PER_KEY)  # of keys, in bytes
         self._idle = asyncio.Event()
         self._idle.set()
 

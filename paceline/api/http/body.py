@@ -22,8 +22,9 @@ from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive
+from starlette.types import Message, Receive, Scope, Send
 
+from paceline.core.fair import Shares
 from paceline.errors import RequestError
 from paceline.rag.parsing.kinds import MAX_FILE_BYTES
 from paceline.rag.store.files import Arrival, Paging, too_large
@@ -31,6 +32,7 @@ from paceline.rag.store.vector_stores import Status
 
 MAX_BODY = 1_048_576  # bytes
 BODY_TIMEOUT = 60.0  # s for a whole body
+PIECE = 1 << 16  # bytes of a large answer that are given to its connection at a time
 
 Json = dict[str, object]
 T = TypeVar("T")
@@ -395,7 +397,34 @@ def listing(items: Sequence[Mapping[str, object]], more: bool) -> Response:
 
 
 def answer(value: Mapping[str, object], status: int = 200) -> Response:
-    return Response(encode_json(value), status_code=status, media_type="application/json")
+    return Whole(encode_json(value), status_code=status, media_type="application/json")
+
+
+class Whole(Response):
+    """A body that is in memory until its client has read it, which may take long. A key has a share of what all of
+    them take; small ones are not counted. Raises RequestError (429) before anything has been sent."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # ASGI's signature
+        size = len(self.body)
+        if size <= PIECE:
+            await super().__call__(scope, receive, send)
+            return
+        unread: Shares = scope["app"].state.admission.unread
+        owner = scope["state"]["identity"].key
+        if not unread.take(owner, size):
+            raise RequestError(
+                f"{unread.held(owner)} bytes of answers to this key are not read yet. Read them, or try again later.",
+                status=429,
+                type="rate_limit_error",
+                code="too_many_unread_bytes",
+            )
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for end in range(PIECE, size + PIECE, PIECE):  # each waits until most of those before it have been read
+                piece = self.body[end - PIECE : end]
+                await send({"type": "http.response.body", "body": piece, "more_body": end < size})
+        finally:
+            unread.give_back(owner, size)
 
 
 def deleted(id: str, kind: str) -> Response:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.types import Message
 
+from paceline.api.http import admission as admission_module
 from paceline.api.http import server as http_server
+from paceline.api.http.admission import AdmissionControl
+from paceline.api.http.auth import Identity, Keyring
+from paceline.api.http.body import PIECE, Whole
 from paceline.errors import EngineError, LinkClosed, PacelineError, RequestError
 from paceline.runtime.service import TextDelta
 from tests.api.chat.test_output import events
 from tests.api.conftest import BODY
 from tests.api.generation.test_request import fault, post
-from tests.api.scripted import Script, ScriptedService, Signal, answering, connected, done, heard, serving
+from tests.api.scripted import WAIT, Script, ScriptedService, Signal, answering, connected, done, heard, serving
 
 
 def test_a_refusal_is_a_plain_answer_even_when_a_stream_was_asked_for(
@@ -159,3 +166,39 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
     send_and_leave(url, BODY, script.began)
     assert script.cancelled.wait()
     assert not service.requests
+
+
+@pytest.mark.anyio
+async def test_a_key_has_a_share_of_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the memory of all large answers; other keys and small answers are spared."""
+    monkeypatch.setattr(admission_module, "MAX_UNREAD", 16 * PIECE)
+    monkeypatch.setattr(admission_module, "MAX_UNREAD_PER_KEY", 4 * PIECE)
+    admission, reads = AdmissionControl(Keyring({"ann": None, "bert": None})), asyncio.Event()
+    app, body = SimpleNamespace(state=SimpleNamespace(admission=admission)), bytes(range(256)) * (2 * PIECE // 256)
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def asked(key: str, content: bytes, *, slow: bool = False) -> bytes:
+        sent: list[bytes] = []
+
+        async def send(message: Message) -> None:
+            if slow and sent:
+                await reads.wait()
+            sent.append(message.get("body", b""))
+
+        scope = {"type": "http", "app": app, "state": {"identity": Identity(key=key)}}
+        async with asyncio.timeout(WAIT):
+            await Whole(content)(scope, receive, send)
+        return b"".join(sent)
+
+    async with asyncio.TaskGroup() as tasks:
+        waiting = [tasks.create_task(asked("ann", body, slow=True)) for _ in range(2)]
+        while admission.unread.taken < 4 * PIECE:
+            await asyncio.sleep(0)
+        with pytest.raises(RequestError, match="are not read yet"):
+            await asked("ann", body)
+        assert (await asked("ann", b"{}"), await asked("bert", body)) == (b"{}", body)
+        reads.set()
+    assert [task.result() for task in waiting] == [body, body] and admission.unread.taken == 0
