@@ -22,10 +22,9 @@ from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.log import EventLog
 from paceline.api.responses.request import InputItem, input_items, new_id
-from paceline.api.responses.store import ResponseRecord
+from paceline.api.responses.store import CONVERSATION_PREFIX, ResponseRecord
 from paceline.errors import RequestError
 
-PREFIX = "conv_"  # of ids: responses have another
 MAX_ITEMS = 20  # in one request, as at OpenAI
 
 
@@ -47,7 +46,7 @@ LogDep = Annotated[EventLog, of_app("log")]
 
 async def _found(conversation_id: str, log: LogDep, caller: Caller) -> dict[str, Any]:
     """Raises RequestError (404) when there is none, or it is another owner's."""
-    record = await log.find(conversation_id) if conversation_id.startswith(PREFIX) else None
+    record = await log.find(conversation_id) if conversation_id.startswith(CONVERSATION_PREFIX) else None
     if record is None or record.owner != caller.key:
         raise RequestError(
             f"Conversation with id {conversation_id[:64]!r} not found.", status=404, param="conversation"
@@ -94,10 +93,7 @@ async def create_conversation(asked: ConversationRequest, log: LogDep, caller: C
 @router.get("", responses=answered("SyncCursorPage[conversations.Conversation]"))
 async def list_conversations(query: Annotated[PageQuery, Query()], log: LogDep, caller: Caller) -> Response:
     """List this key's conversations by their last change. OpenAI has no such list."""
-    rows, since = log.conversations, log.oldest()
-    ids = await log.query(lambda: rows.ids(PREFIX, caller.key, since))
-    shown, more = page_of([{"id": each} for each in ids], query)
-    records = await log.query(lambda: rows.find_all([str(each["id"]) for each in shown]))
+    records, more = await log.query(lambda: log.conversations.page(caller.key, log.oldest(), query.paging))
     return listing([json.loads(one.request) | {"paceline": {"updated_at": one.created}} for one in records], more)
 
 

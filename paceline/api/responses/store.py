@@ -28,7 +28,8 @@ import msgspec
 
 from paceline import sql
 from paceline.core.fair import fair_share
-from paceline.errors import ConfigError, StorageError
+from paceline.errors import ConfigError, RequestError, StorageError
+from paceline.rag.store.files import Paging
 from paceline.sealing import PLAIN, PLAIN_BOX, Box, DamagedError, Seal
 from paceline.sql import Home, SqlConnection, SqliteFile, StorePlace, place_in
 from paceline.system import lock
@@ -49,6 +50,9 @@ TAKEN_AT_ONCE = 16  # responses of servers that are gone, so that the others get
 _ITEM = "conversation.item"  # type of an event
 ALL = 2**62  # rows
 _REQUEST = "request"  # place of a sealed value
+CONVERSATION_PREFIX = "conv_"  # of ids: responses have another
+# Spelled out: with parameters neither database takes the index for it.
+_LISTED = "ended AND id >= 'conv_' AND id < 'conv`'"
 _SCHEMA = (
     """CREATE TABLE responses (
         id TEXT PRIMARY KEY,
@@ -74,6 +78,7 @@ _SCHEMA = (
     # reads the whole file. (SQLite needs `ended` among the columns even of an index that is limited by it.)
     "CREATE INDEX responses_ended ON responses (created, id, owner, bytes, ended) WHERE ended",
     "CREATE INDEX responses_unfinished ON responses (created, id, ended) WHERE NOT ended",
+    f"CREATE INDEX responses_listed ON responses (owner, created, id, ended) WHERE {_LISTED}",
 )
 
 
@@ -261,23 +266,30 @@ class ConversationRows:
     def __init__(self, rows: SealedRows) -> None:
         self._rows = rows
 
-    def ids(self, prefix: str, owner: str, since: float) -> list[str]:
-        """An owner's that changed since then (s since 1970), the longest unchanged first. `prefix`: of their ids."""
-        found = "SELECT id FROM responses WHERE id >= ? AND id < ? AND owner = ? AND created >= ? ORDER BY created, id"
-        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
-        return [row[0] for row in self._rows.all(found, prefix, after, owner, since)]
-
-    def find_all(self, conversations: Sequence[str]) -> list[ResponseRecord]:
-        """Those of these that are there, without their items. One that is damaged is left out."""
-        found = []
-        for conversation in conversations:
+    def page(self, owner: str, since: float, asked: Paging) -> tuple[list[ResponseRecord], bool]:
+        """An owner's that changed since then (s since 1970) by their last change, without their items, and whether
+        there are more. One that is damaged is left out. Raises RequestError for a cursor that is not in the list."""
+        found = f"SELECT created, id FROM responses WHERE {_LISTED} AND owner = ?"
+        found += " AND (created, id) > (?, ?) AND (created, id) < (?, ?)"
+        low, high = (since, ""), (math.inf, "")
+        for name, cursor, later in (("after", asked.after, True), ("before", asked.before, False)):
+            if cursor is None:
+                continue
+            at = self._rows.all(f"{found} AND id = ?", owner, *low, *high, cursor)
+            if not at:
+                raise RequestError(f"There is no item {cursor!r} in this list.", param=name)
+            low, high = (at[0], high) if later == (asked.order == "asc") else (low, at[0])
+        order = f"ORDER BY created {asked.order}, id {asked.order} LIMIT ?"
+        rows = self._rows.all(f"{found} {order}", owner, *low, *high, asked.limit + 1)
+        records = []
+        for _, conversation in rows[: asked.limit]:
             try:
                 record = self._rows.find(conversation)
             except DamagedError as error:
                 _log.warning("a conversation is left out: %s", error)
                 continue
-            found += [record] if record is not None else []
-        return found
+            records += [record] if record is not None else []
+        return records, len(rows) > asked.limit
 
     def create(self, record: ResponseRecord, items: Sequence[bytes]) -> int:
         with self._rows.changing():

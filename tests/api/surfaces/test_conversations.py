@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -15,11 +17,14 @@ from paceline.api.http.auth import Identity
 from paceline.api.http.body import PageQuery
 from paceline.api.responses.conversations import items_of, list_conversations
 from paceline.api.responses.log import EventLog, Retention
-from paceline.api.responses.store import MAX_CONVERSATION, ResponseRecord
+from paceline.api.responses.store import MAX_CONVERSATION, EventStore, ResponseRecord
 from paceline.errors import PacelineError, RequestError
+from paceline.rag.store.files import Paging
 from paceline.runtime.service import Citation
 from tests.api.generation.test_request import fault
 from tests.api.scripted import Script, ScriptedService, answering, serving
+
+ORDERS: tuple[Literal["asc", "desc"], ...] = ("asc", "desc")
 
 pytestmark = pytest.mark.anyio
 
@@ -69,6 +74,48 @@ def test_a_key_lists_its_own_by_their_last_change() -> None:
             assert bert.post("/v1/responses", json=asked | {"conversation": made[0]}).status_code == 404
             assert ann.post("/v1/responses", json=asked).status_code == 200
             assert len(ann.get("/v1/conversations").json()["data"]) == 3, "responses lie in the same log"
+
+
+def test_pages_of_the_list_are_slices_of_it_whatever_the_cursors(tmp_path: Path) -> None:
+    with closing(EventStore(tmp_path)) as store:
+        times = [5.0, 3.0, 5.0, 1.0, 4.0, 5.0, 2.0]  # two that changed at once have their ids' order
+        made = sorted((created, f"conv_{number}") for number, created in enumerate(times))
+        for created, conversation in made:
+            store.conversations.create(ResponseRecord(conversation, "ann", created, None, b"{}"), [])
+        store.conversations.create(ResponseRecord("conv_9", "bert", 3.0, None, b"{}"), [])
+        ids = [conversation for created, conversation in made if created >= 2.0]
+        cursors = [None, *ids]
+        for order, after, before, limit in itertools.product(ORDERS, cursors, cursors, (1, 3, 9)):
+            listed = ids if order == "asc" else ids[::-1]
+            wanted = listed[0 if after is None else listed.index(after) + 1 :]
+            asked = Paging(limit, order, after, before)
+            if before is not None and before not in wanted:
+                with pytest.raises(RequestError, match=before):
+                    store.conversations.page("ann", 2.0, asked)
+                continue
+            wanted = wanted[: None if before is None else wanted.index(before)]
+            records, more = store.conversations.page("ann", 2.0, asked)
+            assert ([record.id for record in records], more) == (wanted[:limit], len(wanted) > limit), asked
+        for cursor in ("conv_3", "conv_9"):  # too old, another's
+            with pytest.raises(RequestError, match=cursor) as refused:
+                store.conversations.page("ann", 2.0, Paging(after=cursor))
+            assert refused.value.param == "after"
+
+
+def test_a_page_of_the_list_reads_what_it_shows(tmp_path: Path) -> None:
+    """All events of stored answers are written by the thread that reads it."""
+    steps: list[int] = []
+    with closing(EventStore(tmp_path)) as store:
+        connection = store._connection
+        for number in range(3000):
+            store.conversations.create(ResponseRecord(f"conv_{number}", "ann", float(number), None, b"{}"), [])
+            if number in (30, 2999):
+                for asked in (Paging(1), Paging(1, "asc", f"conv_{number // 2}"), Paging(1, before="conv_9")):
+                    steps.append(0)
+                    connection.set_progress_handler(lambda: steps.append(steps.pop() + 1), 1)
+                    store.conversations.page("ann", 0.0, asked)
+                    connection.set_progress_handler(None, 0)
+    assert max(steps) < 1000, "instructions of SQLite"
 
 
 def test_an_answer_that_fails_adds_nothing(client: openai.OpenAI, service: ScriptedService) -> None:
