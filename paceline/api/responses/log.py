@@ -406,10 +406,14 @@ class EventLog:
 
         Raises PacelineError when earlier ones could not be written.
         """
+        await self.room(live)
+        self.append_nowait(live, events, last=last)
+
+    async def room(self, live: LiveEvents) -> None:
+        """Wait until `append` would not wait. Raises PacelineError as that does."""
         await live.until(lambda: live.length - live.committed <= MAX_UNCOMMITTED)
         if live.failure is not None:
             raise live.failure
-        self.append_nowait(live, events, last=last)
 
     def append_nowait(
         self,

@@ -194,13 +194,13 @@ class Responses:
         try:
             cuts = set() if self._lasts(run) else self._admission.cuts
             async with GenerationFanIn([generation], [watch], cuts) as fan_in:
-                await self._append(run, response_events.begin())
+                self._append(run, response_events.begin())
                 async for _, event in fan_in.all():
-                    events = response_events.take(event)
                     if isinstance(event, GenerationResult):
-                        self._finish(run, events, event)
-                    else:
-                        await self._append(run, events)
+                        self._finish(run, response_events.take(event), event)
+                        continue
+                    await self.log.room(live)  # before the event counts: it is lost where this is cancelled
+                    self._append(run, response_events.take(event))
         except asyncio.CancelledError:
             if run.final is None and not live.closed:
                 try:
@@ -222,9 +222,9 @@ class Responses:
                 self._background.give_back(live.record.owner)
                 self._admission.leave(live.record.owner)
 
-    async def _append(self, run: Run, events: Sequence[Event]) -> None:
+    def _append(self, run: Run, events: Sequence[Event]) -> None:
         if new := run.new(events):
-            await self.log.append(run.live, _encoded(new))
+            self.log.append_nowait(run.live, _encoded(new))
 
     def _finish(self, run: Run, events: Sequence[Event], done: GenerationResult | None = None) -> None:
         events = run.new(events)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 
-from paceline.api.responses.log import EventLog, Retention
-from paceline.api.responses.store import EventStore, ResponseRecord
+from paceline.api.responses.log import EventLog, LiveEvents, Retention
+from paceline.api.responses.store import EventStore, LogBatch, ResponseRecord
 from paceline.errors import ConfigError
 from paceline.runtime.service import TextDelta
 from tests.api.responses.test_endpoint import error_of, post
@@ -104,6 +105,42 @@ def test_a_response_whose_writing_failed_midway_has_an_end_for_every_reader(monk
         service.script = Script([TextDelta("Yes.", 1), done()])
         assert post(http, previous_response_id=made).status_code == 200
         assert service.requests[-1].prompt.messages[1]["content"] == "Hello"
+
+
+def test_a_response_that_is_cancelled_while_it_waits_for_the_disk_has_an_event_for_each_part_of_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service, go, waits, disk = ScriptedService(), Signal(), Signal(), threading.Event()
+    service.script = Script([TextDelta("Hello", 1), go, *[TextDelta(f" {number}", 1) for number in range(9)], Signal()])
+    monkeypatch.setattr("paceline.api.responses.log.MAX_UNCOMMITTED", 2)
+    until, write, append_nowait = LiveEvents.until, EventStore.write, EventLog.append_nowait
+
+    async def noted(live: LiveEvents, is_so: Callable[[], bool]) -> None:
+        if not is_so():
+            waits.set()
+        await until(live, is_so)
+
+    def slow(store: EventStore, batch: LogBatch) -> set[str]:
+        assert disk.wait(WAIT)
+        return write(store, batch)
+
+    def ending(log: EventLog, live: LiveEvents, *arguments: Any, last: bool = False, **options: Any) -> None:
+        append_nowait(log, live, *arguments, last=last, **options)
+        if last:
+            disk.set()
+
+    with serving(service) as url, client_of(url) as http:
+        made = begun(http)
+        monkeypatch.setattr(LiveEvents, "until", noted)
+        monkeypatch.setattr(EventStore, "write", slow)
+        monkeypatch.setattr(EventLog, "append_nowait", ending)
+        go.set()
+        assert waits.wait()
+        assert http.post(f"/v1/responses/{made}/cancel").json()["status"] == "cancelled"
+        events = events_in(http.get(f"/v1/responses/{made}", params={"stream": "true"}).content)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    said = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert said == events[-1]["response"]["output"][0]["content"][0]["text"]
 
 
 def test_an_expired_response_can_be_deleted() -> None:
