@@ -38,7 +38,9 @@ def empty_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_whole_installation_passes_and_every_subject_is_reported() -> None:
+def test_a_whole_installation_passes_every_subject_is_reported_and_nothing_is_left_behind(
+    tmp_path: Path, own_state_directory: Path
+) -> None:
     result = CliRunner().invoke(build(()), ["doctor", "--json"])
     report = json.loads(result.stdout)
     found = {check["name"]: check for check in report["checks"]}
@@ -48,6 +50,7 @@ def test_a_whole_installation_passes_and_every_subject_is_reported() -> None:
     failed = [check for check in found.values() if check["status"] == "fail"]
     assert (report["ok"], result.exit_code, failed) == (True, 0, [])
     assert "fingerprint" in found["demo cloud model"]["text"]
+    assert [*tmp_path.iterdir(), *own_state_directory.iterdir()] == []
 
 
 def test_a_missing_model_fails_with_what_to_do_on_a_line_among_those_of_all_subjects(

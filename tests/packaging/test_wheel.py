@@ -125,7 +125,4 @@ def test_the_command_runs_in_an_empty_directory(python: Path, tmp_path: Path) ->
     assert shown.stderr == ""
     for name in ("serve", "agent", "chat", "docs", "devices", "doctor", "demo", "bench"):
         assert f"\n  {name} " in shown.stdout
-    doctor = run(command, "doctor", "--json", cwd=tmp_path)
-    failed = [check for check in json.loads(doctor.stdout)["checks"] if check["status"] == "fail"]
-    assert (doctor.returncode, failed) == (0, [])
     assert list(tmp_path.iterdir()) == [], "looking must leave nothing behind"
