@@ -15,14 +15,15 @@ from tests.postgres import RealPostgres
 from tests.reliability.streams import Stream
 
 COMMON = ("--embedder", "hash", "--host", "127.0.0.1", "--debug-options")
-LONG = {"max_tokens": 3000, "ignore_eos": True, "temperature": 0}
+LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
 
 
 def test_a_device_of_a_lost_server_is_linked_to_the_other_and_its_answer_goes_on(
     postgres: RealPostgres, tmp_path: Path
 ) -> None:
     with Children(tmp_path) as children:
-        settings = f'[server]\ndatabase = "{postgres.new_database()}"\n'
+        pace = 'tuning.emulate = "forward=15ms"'  # of everybody's engine: the answer lasts longer than the loss
+        settings = f'{pace}\n[server]\ndatabase = "{postgres.new_database()}"\n'
         (tmp_path / "paceline.toml").write_text(settings)  # where the programs run
         servers = [started(children, name, "serve", *COMMON) for name in ("a", "b")]
         urls = ",".join(server.url for server in servers)
@@ -36,7 +37,7 @@ def test_a_device_of_a_lost_server_is_linked_to_the_other_and_its_answer_goes_on
         os.kill(home.process.pid, signal.SIGKILL)
         eventually(lambda: is_linked(other), "linked again")
         answer.join()
-        assert answer.degraded == "cloud_lost" and answer.alone < 2000, "it was taken in again"
+        assert answer.degraded == "cloud_lost" and answer.alone < 600, "it was taken in again"
         home.process.wait()
         children.members.remove(home)
         assert answer.reason == "length"
