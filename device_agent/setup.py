@@ -173,7 +173,7 @@ def _enrolled(invitation: str, file: Path, *, insecure: bool, state_dir: Path | 
     from .cloud import Credentials, exchange, http_url
 
     url, _, code = invitation.strip().removeprefix("paceline join ").strip("'").partition("#")
-    if not url.strip():
+    if not url.strip(" ,'"):
         raise ConfigError("The invitation names no server: give the whole line that `paceline invite` printed.")
     known = file if file.exists() else Path(os.devnull)
     flags = {"cloud": url, "insecure": insecure or None, "code": code or None, "state_dir": state_dir}

@@ -91,7 +91,10 @@ def test_what_cannot_be_joined_leaves_no_trace(folder: Path, asked: list[tuple[s
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("given", ["", " ", "https://cloud.test", "https://cloud.test#", "#K7QF-2M9X-4TBA-9HJC", "''"])
+@pytest.mark.parametrize(
+    "given",
+    ["", " ", "https://cloud.test", "https://cloud.test#", "#K7QF-2M9X-4TBA-9HJC", ",#K7QF-2M9X-4TBA-9HJC", "''"],
+)
 def test_what_is_no_invitation_is_told_so(folder: Path, asked: list[tuple[str, str]], given: str) -> None:
     joined = run("join", given)
     assert isinstance(joined.exception, ConfigError) and "`paceline invite` printed" in str(joined.exception)
