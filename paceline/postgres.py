@@ -270,7 +270,7 @@ class PostgresConnection:
         )
         self.execute(_UNSAMPLED)
 
-    def overwrite(self) -> bool:
+    def overwrite(self, wait_s: float = 0.0) -> bool:  # noqa: ARG002
         """Nothing: no query finds what was removed, and VACUUM uses its room again."""
         return True
 

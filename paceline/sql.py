@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Mode = Literal["read", "write", "alone"]
 
 
+OVERWRITE_S = 0.5  # for a reader, before what is removed is overwritten later
+
+
 class DuplicateRow(StorageError):
     """A row would break a rule of its table: there is another with its key, or it has no owner."""
 
@@ -67,8 +70,8 @@ class SqlConnection(Protocol):
 
     def set_version(self, version: int) -> None: ...
 
-    def overwrite(self) -> bool:
-        """Overwrite what has been removed, as far as the database can. False if a reader blocked that for too long."""
+    def overwrite(self, wait_s: float = OVERWRITE_S) -> bool:
+        """Overwrite what has been removed, as far as the database can. False if a reader blocked that for so long."""
 
     def close(self) -> None: ...
 
@@ -175,9 +178,13 @@ class SqliteConnection(sqlite3.Connection):
     def set_version(self, version: int) -> None:
         self.execute(f"PRAGMA user_version = {version:d}")
 
-    def overwrite(self) -> bool:
-        """Move the write-ahead log into the database and empty it."""
-        busy: int = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+    def overwrite(self, wait_s: float = OVERWRITE_S) -> bool:
+        """Move the write-ahead log into the database and empty it. Whoever would write waits meanwhile."""
+        self.execute(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
+        try:
+            busy: int = self.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        finally:
+            self.execute(f"PRAGMA busy_timeout = {BUSY_S * 1000:.0f}")
         return not busy
 
 

@@ -12,9 +12,10 @@ uploaded files, and which server reads which. It is never sealed. Errors of eith
 from __future__ import annotations
 
 import logging
+import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _STORE = "documents"
 FILE = f"{_STORE}.sqlite"
+AGAIN_S = 1.0  # between two tries to empty the log
 VERSION = 2  # PRAGMA user_version
 _SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -158,6 +160,7 @@ class Database:
         self._encrypt = encrypt
         self.seal: Seal = PLAIN
         self._is_prepared = False
+        self._again: threading.Timer | None = None  # the next try to empty the log
         self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
         try:
             with self._place.explained():
@@ -245,6 +248,11 @@ class Database:
 
     def close(self) -> None:
         with self._connection.turn():
+            if self._again is not None:
+                self._again.cancel()
+                self._again = None
+                with suppress(StorageError), self._place.explained():
+                    self._connection.overwrite(sql.BUSY_S)
             self._connection.close()
 
     def meta(self) -> dict[str, str]:
@@ -314,10 +322,24 @@ class Database:
             )
 
     def checkpoint(self) -> None:
-        """Empty the log into the database, so that removed text leaves the disk. A reader may prevent it."""
+        """Empty the log into the database, so that removed text leaves the disk. As long as a reader prevents it, it is
+        tried again beside all else."""
         if self.is_shared:
             return
         with self._connection.turn(), self._place.explained():
-            emptied = self._connection.overwrite()
-        if not emptied:
-            _logger.warning("a reader kept the log from being emptied; removed text goes with the next change")
+            if not self._connection.overwrite() and self._again is None:
+                _logger.warning("a reader keeps the log from being emptied; removed text goes when that has ended")
+                self._try_again()
+
+    def _try_again(self) -> None:
+        self._again = threading.Timer(AGAIN_S, self._overwrite)
+        self._again.daemon = True
+        self._again.start()
+
+    def _overwrite(self) -> None:
+        with suppress(StorageError), self._connection.turn(), self._place.explained():
+            if self._again is None:  # closed meanwhile
+                return
+            self._again = None
+            if not self._connection.overwrite(0.0):
+                self._try_again()

@@ -351,6 +351,7 @@ class EventStore:
         self.fleet: Fleet | None = None
         self._lock: int | None = None
         self.alone = True  # no other process has the file open: an unfinished response was interrupted
+        self._is_left = False  # what is deleted could not be overwritten yet: a reader prevented it
         self.left: list[tuple[ResponseRecord, list[EventRow]]] = []  # that were interrupted, to be begun again
         try:
             with place.explained(), ExitStack() as undo:
@@ -493,7 +494,7 @@ class EventStore:
             with sql.transaction(self._connection):
                 old = self._connection.execute("DELETE FROM responses WHERE ended AND created < ?", (before,)).rowcount
                 self._delete(abandoned)
-            if old or abandoned:
+            if old or abandoned or self._is_left:
                 self._overwrite()
 
     def shrink(self, max_bytes: int) -> None:
@@ -529,7 +530,7 @@ class EventStore:
 
     def _overwrite(self) -> None:
         """Overwrite what has been deleted in the file, and forget its keys."""
-        self._connection.overwrite()
+        self._is_left = not self._connection.overwrite()
         self._rows.seal.forget()
 
     # ---- reading ----------------------------------------------------------------------------------------------------

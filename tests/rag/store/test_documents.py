@@ -6,12 +6,15 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from paceline import sql
 from paceline.core.side import Side, other
 from paceline.errors import ConfigError
+from paceline.rag import database as database_module
 from paceline.rag import rows
 from paceline.rag.chunk import Chunk
 from paceline.rag.database import Database
@@ -505,3 +508,21 @@ def test_a_store_tells_its_documents_and_what_stands_around_a_chunk(
         middle = chunks[2]
         assert store.around(middle.chunk_id, 1) == chunks[1:4] and store.around(middle.chunk_id, 0) == [middle]
         assert store.around(10**6, 1) == []
+
+
+def test_a_reader_that_stands_holds_up_nobody_and_what_is_removed_goes_when_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "BUSY_S", 3600.0)
+    monkeypatch.setattr(database_module, "AGAIN_S", 0.0)
+    log = tmp_path / f"{database_module.FILE}-wal"
+    with DocumentStore.open(tmp_path, HashEmbedder(), side="device") as store:
+        store.add_text("a.txt", "The quixotic lamp.", zone="device")
+        with closing(sqlite3.connect(tmp_path / database_module.FILE, isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM chunks").fetchall()
+            assert store.remove("a.txt") == 1
+            assert store.count() == 0 and store.add_text("b.txt", "Another.", zone="device").status == "added"
+            assert b"quixotic" in (tmp_path / database_module.FILE).read_bytes() + log.read_bytes()
+        while b"quixotic" in (tmp_path / database_module.FILE).read_bytes() + log.read_bytes():
+            pass  # the test's time limit ends an endless wait
