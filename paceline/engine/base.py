@@ -44,7 +44,7 @@ class ModelInfo:
     """Public description of a model, for peers and clients."""
 
     name: str
-    fingerprint: str  # sha256 hex over config and weights' identity; equal iff the same model
+    fingerprint: str  # sha256 hex over config and samples of the weights, see `hub.gguf.sampled`
     vocab_size: int
     max_positions: int  # rows one sequence may have
     dtype: str
@@ -58,6 +58,7 @@ class ModelInfo:
     refusals: tuple[str, ...] = ()  # what it says of its own, as where no document answers: such an answer cites none
     thinking: tuple[str, str] | None = None  # marks between which it thinks before it answers; None: it does not
     tools: str = "hermes"  # name of the format in which it writes calls
+    kept_as: str = ""  # see `hub.gguf.kept_as`; empty for a model that has no files here
 
     @property
     def is_exact(self) -> bool:

@@ -26,7 +26,7 @@ from paceline.hub.cache import find as find
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
 from paceline.hub.download import HubName
-from paceline.hub.gguf import GgufModel, described, sampled
+from paceline.hub.gguf import GgufModel, described, kept_as, sampled
 from paceline.system import in_own_thread, may_have_gpu, usable_cores
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
     from paceline.engine.llama_cpp.engine import load_gguf
 
     try:
-        copied = quantized(directory, None, fingerprint(directory))
+        copied = quantized(directory, None)
     except PacelineError as error:  # such as too little room on the disk
         if not has_torch:
             raise
@@ -189,7 +189,7 @@ def _quantized(path_or_name: str | Path, backend: Backend, device: str, quantize
     if find_gguf(path_or_name) is not None:
         raise ConfigError(f"{path_or_name} is a GGUF file, whose weights stay as they are: leave --quantize out.")
     directory = find(path_or_name)
-    return quantized(directory, quantize, fingerprint(directory))
+    return quantized(directory, quantize)
 
 
 def fingerprint(directory: Path) -> str:
@@ -309,6 +309,7 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
         num_weights=num_weights,
         shape=shape_of(config, {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}),
         accelerated=model.device.type != "cpu",
+        kept_as=kept_as(directory),
     )
     return model, info
 

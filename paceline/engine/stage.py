@@ -28,6 +28,7 @@ from paceline.engine.paged.kv_cache import KvStorage, PagedKvCache
 from paceline.engine.tensors import use_device
 from paceline.engine.weights import choose_format, format_of, read_as_stored, tensors_of
 from paceline.errors import ConfigError, EngineError
+from paceline.hub.gguf import kept_as
 from paceline.system import usable_memory
 from paceline.wire.stages.messages import RowFormat, StageCost
 
@@ -176,6 +177,7 @@ def load_stage(
         max_positions=max_positions(config),
         dtype=str(dtype).removeprefix("torch."),
         backend="paged",
+        kept_as=kept_as(directory),
     )
     probe = None if is_first else {"inputs_embeds": torch.zeros(1, 1, config.hidden_size, dtype=dtype, device=device)}
     try:

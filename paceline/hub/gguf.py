@@ -441,7 +441,7 @@ def cache() -> Path:
 
 def converted(path: Path) -> Path:
     """The folder of a GGUF file's model in the cache, written at its first use. Raises ConfigError."""
-    folder = cache() / "gguf" / path_part(fingerprint(path), SHA256)
+    folder = cache() / "gguf" / path_part(kept_as(path), SHA256)
     if not folder.is_dir():
         import_gguf(path, folder)
     return folder
@@ -465,11 +465,10 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
 
     Raises ConfigError.
     """
-    known = fingerprint(path)
     if vocabulary is not None:
-        return GgufModel(path, vocabulary, known, **_facts(GgufFile.open(path)))
+        return GgufModel(path, vocabulary, fingerprint(path), **_facts(GgufFile.open(path)))
     # Folders of one form: those of other releases are left alone.
-    folder = cache() / "gguf-vocabulary-2" / path_part(known, SHA256)
+    folder = cache() / "gguf-vocabulary-2" / path_part(kept_as(path), SHA256)
     if not folder.is_dir():
         file = GgufFile.open(path)
         with _appearing(folder, path) as part:
@@ -477,7 +476,7 @@ def described(path: Path, vocabulary: Path | None = None) -> GgufModel:
             _write_vocabulary(part, file)
             _write_json(part / "config.json", {"eos_token_id": ends, "bos_token_id": file._special("bos")})
             _write_json(part / "facts.json", _facts(file))
-    return GgufModel(path, folder, known, **json.loads((folder / "facts.json").read_text("utf-8")))
+    return GgufModel(path, folder, fingerprint(path), **json.loads((folder / "facts.json").read_text("utf-8")))
 
 
 def _facts(file: GgufFile) -> dict[str, Any]:
@@ -501,7 +500,8 @@ _SAMPLE: Final = 4096  # bytes of each
 def sampled(path: Path) -> bytes:
     """sha256 over the size of a file of weights, its beginning, and samples up to its end: fast for any size.
 
-    Two files of one size may have the same if they differ in less than two thousandths of their bytes, in one place.
+    Two files of one size may have the same if they differ in less than two thousandths of their bytes, in one place, or
+    if one was made so: the places are known to all.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(b"%d" % size)
@@ -516,6 +516,17 @@ def sampled(path: Path) -> bytes:
 def fingerprint(path: Path) -> str:
     """sha256 over what `sampled` reads of the file."""
     return hashlib.sha256(b"gguf" + sampled(path)).hexdigest()
+
+
+def kept_as(model: Path) -> str:
+    """The name under which this machine keeps what it makes of a model's file or folder. A file that was made to have
+    another's fingerprint has another name; so has one that is copied, moved or changed."""
+    files = [model / "config.json", *sorted(model.glob("*.safetensors"))] if model.is_dir() else [model]
+    digest = hashlib.sha256()
+    for file in files:
+        found = file.stat()  # without its device, whose number changes when some file systems are mounted again
+        digest.update(sampled(file) + f"{found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns};".encode())
+    return digest.hexdigest()
 
 
 def import_gguf(path: Path, folder: Path) -> None:

@@ -32,6 +32,7 @@ from paceline.hub.gguf import (
     GgufModel,
     cache,
     described,
+    kept_as,
     llama3_divisors,
 )
 from paceline.system import lock
@@ -68,13 +69,12 @@ def is_convertible(folder: Path) -> bool:
     return True
 
 
-def quantized(folder: Path, kind: Quantization | None, fingerprint: str) -> GgufModel:
+def quantized(folder: Path, kind: Quantization | None) -> GgufModel:
     """The model of a folder in this format, in the cache, written at its first use. kind: None for its own.
-    fingerprint: of its weights.
 
     Another process that is at it is waited for. Raises ConfigError for a model that cannot be written so.
     """
-    name = f"{hashlib.sha256(f'{fingerprint} {_VERSION}'.encode()).hexdigest()}.{kind or 'stored'}{SUFFIX}"
+    name = f"{hashlib.sha256(f'{kept_as(folder)} {_VERSION}'.encode()).hexdigest()}.{kind or 'stored'}{SUFFIX}"
     file = cache() / "quantized" / path_part(name, FILE)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

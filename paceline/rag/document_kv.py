@@ -66,7 +66,7 @@ class KvKey:
     """Identity of stored KV: one document of one collection under one model and preamble."""
 
     text: str  # `text_hash` of the document as it stands in the prompt, within its collection
-    model: str  # fingerprint, number format and backend: equal where the computed KV is equal
+    model: str  # fingerprint, name of its files, number format and backend: equal where the computed KV is equal
     tokens: tuple[int, ...]  # preamble and document
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from transformers import AutoModelForCausalLM
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
 from paceline.hub import cache
+from paceline.hub import gguf as hub_gguf
 from paceline.hub.cache import find, find_gguf, find_stored, served_name, stored_models
-from paceline.hub.gguf import GgufFile, described, import_gguf
+from paceline.hub.gguf import GgufFile, converted, described, import_gguf, kept_as, sampled
 from paceline.models import DEVICE
 from tests.engine.checkpoints import ARCHITECTURES, VOCAB, save
 
@@ -156,6 +159,34 @@ def test_what_is_no_gguf_file_is_refused_in_a_sentence(tmp_path: Path, content: 
     assert not list(tmp_path.glob("folder*"))
 
 
+@pytest.mark.parametrize("place", ["model.gguf", "folder/model.safetensors"])
+def test_what_was_made_of_a_file_is_not_taken_for_what_is_made_of_another_of_its_samples(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of one that was made so, is tried, and is then replaced by the one that it passed for."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(hub_gguf, "import_gguf", lambda _, folder: folder.mkdir(parents=True))
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    (file.parent / "config.json").touch()
+    model = file if file.parent == tmp_path else file.parent
+    samples, names, folders = set[bytes](), set[str](), set[Path]()
+    for old, last in (("unused", b"x"), ("first", b"y")):
+        with suppress(FileNotFoundError):
+            file.rename(tmp_path / old)
+        file.touch()
+        os.truncate(file, 300 << 20)  # zeros, without room on the disk
+        with file.open("r+b") as stream:
+            stream.seek(200 << 20)
+            stream.write(last)
+        os.utime(file, (1.0, 1.0))
+        samples.add(sampled(file))
+        for _ in range(2):
+            names.add(kept_as(model))
+            folders.add(converted(file))
+    assert (len(samples), len(names), len(folders)) == (1, 2, 2)
+
+
 def test_weights_of_which_llama_cpp_would_end_the_process_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,5 +299,5 @@ def test_a_file_and_a_name_of_a_store_are_models_that_can_be_given(
     folder = find("tiny:latest")
     assert find("tiny") == folder and (folder / "model.safetensors").is_file() and served_name("tiny") == "tiny"
     (tmp_path / "copy.gguf").write_bytes(blob.read_bytes())
-    assert find(tmp_path / "copy.gguf") == folder and served_name(tmp_path / "copy.gguf") == "copy"
+    assert find(tmp_path / "copy.gguf").parent == folder.parent and served_name(tmp_path / "copy.gguf") == "copy"
     assert [path.name for path in folder.parent.iterdir() if "partial" in path.name] == []

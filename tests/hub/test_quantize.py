@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, Pretrai
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.llama_cpp.engine import load_gguf
-from paceline.engine.loader import fingerprint, load_model, quiet
+from paceline.engine.loader import load_model, quiet
 from paceline.engine.tokenizer import Tokenizer
 from paceline.errors import ConfigError
 from paceline.hub import quantize
@@ -112,7 +112,7 @@ def test_a_model_is_converted_once_whoever_asks_for_it_and_keeps_its_vocabulary(
     found: list[Path] = []
     with made[0].with_suffix(".lock").open("w") as held:  # another process is at it
         assert lock(held.fileno(), alone=True)
-        waiting = threading.Thread(target=lambda: found.append(quantized(DEVICE, "q8_0", fingerprint(DEVICE)).path))
+        waiting = threading.Thread(target=lambda: found.append(quantized(DEVICE, "q8_0").path))
         waiting.start()
         (tmp_path / "whole").rename(made[0])
     waiting.join(timeout=60)

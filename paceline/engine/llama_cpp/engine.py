@@ -29,7 +29,7 @@ from paceline.engine.model_config import sampling_defaults
 from paceline.engine.sampling.row_kernel import HostLogits, sample_host_rows
 from paceline.engine.sequence_table import TableEngine
 from paceline.errors import ConfigError, EngineError
-from paceline.hub.gguf import GgufModel
+from paceline.hub.gguf import GgufModel, kept_as
 from paceline.system import in_own_thread, usable_cores, usable_memory
 
 log = logging.getLogger("paceline.engine")
@@ -353,6 +353,7 @@ def load_gguf(
         sampling=sampling_defaults(model.folder),
         num_weights=context.num_weights,
         doubt="" if context.is_exact else "numbers of a row depend on how many are computed with it",
+        kept_as=kept_as(model.path),
     )
     exact = f"approximate: {info.doubt}" if info.doubt else "exact"
     rest = ", a row is never computed alone" if context.least_rows > 1 else ""

@@ -57,6 +57,7 @@ from paceline.engine.sequence_table import RowListEngine
 from paceline.engine.tokenizer import PREAMBLE, Tokenizer
 from paceline.errors import ConfigError, EngineError
 from paceline.hub.cache import json_object
+from paceline.hub.gguf import kept_as
 
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
@@ -325,6 +326,7 @@ def load_reader(directory: Path, *, name: str, fingerprint: str) -> ReaderEngine
         sampling=sampling_defaults(directory),
         num_weights=pointer.num_weights,
         refusals=(NOTHING, ENGLISH_ONLY, CANNOT, ABILITIES),
+        kept_as=kept_as(directory),
     )
     return ReaderEngine(info, pointer, tokenizer)
 

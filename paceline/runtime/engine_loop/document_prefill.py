@@ -38,7 +38,8 @@ _ANY_QUESTION = ({"role": "user", "content": "?"},)  # preamble and document do 
 
 def kv_key(files: DocumentKvStore, model: ModelInfo, passage: Passage, tokens: tuple[int, ...]) -> KvKey:
     """Key of a passage's KV in these files. tokens: preamble, and passage as far as the prompt contains it."""
-    return KvKey(_text_hash(files, passage), f"{model.fingerprint} {model.dtype} {model.backend}", tokens)
+    name = f"{model.fingerprint} {model.kept_as} {model.dtype} {model.backend}"
+    return KvKey(_text_hash(files, passage), name, tokens)
 
 
 def _text_hash(files: DocumentKvStore, passage: Passage) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -400,7 +401,8 @@ def test_a_program_stores_kv_beside_its_documents_by_default(tmp_path: Path) -> 
         files = open_kv(settings, store)
         assert files is not None
         key = kv_key(files, FakeEngine().info, store.passages(0, 1)[0], BEGIN)
-        assert files.put(key, rows)
+        other = replace(FakeEngine().info, kept_as="another file's")
+        assert files.put(key, rows) and files.get(kv_key(files, other, store.passages(0, 1)[0], BEGIN)) is None
         (file,) = (settings.docs_dir / FOLDER).iterdir()
         assert file.suffix == ".aes" and b"A text." not in file.read_bytes(), "a device encrypts it"
         store.remove("a.md")
