@@ -13,7 +13,9 @@ import logging
 import math
 import os
 import re
+import secrets
 import shutil
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
 from paceline.hub.download import SHA256, path_part
+from paceline.secret_files import make_folder, write_private
 
 if TYPE_CHECKING:
     import gguf
@@ -497,18 +500,20 @@ _SAMPLES: Final = 1024  # of what follows, evenly
 _SAMPLE: Final = 4096  # bytes of each
 
 
-def sampled(path: Path) -> bytes:
+def sampled(path: Path, secret: bytes = b"") -> bytes:
     """sha256 over the size of a file of weights, its beginning, and samples up to its end: fast for any size.
 
     Two files of one size may have the same if they differ in less than two thousandths of their bytes, in one place, or
-    if one was made so: the places are known to all.
+    without a secret, by which the places are drawn, if one was made so.
     """
     size = path.stat().st_size
-    digest = hashlib.sha256(b"%d" % size)
+    rest, digest = max(0, size - _BEGINNING - _SAMPLE), hashlib.sha256(b"%d" % size)
+    drawn = struct.unpack(f"<{_SAMPLES}Q", hashlib.shake_256(secret).digest(8 * _SAMPLES))
+    places = [rest * each >> 64 for each in drawn] if secret else [rest * n // (_SAMPLES - 1) for n in range(_SAMPLES)]
     with path.open("rb", buffering=0) as stream:
         digest.update(stream.read(_BEGINNING))
-        for number in range(_SAMPLES) if size > _BEGINNING else ():
-            stream.seek(_BEGINNING + max(0, size - _BEGINNING - _SAMPLE) * number // (_SAMPLES - 1))
+        for place in places if size > _BEGINNING else ():
+            stream.seek(_BEGINNING + place)
             digest.update(stream.read(_SAMPLE))
     return digest.digest()
 
@@ -519,14 +524,16 @@ def fingerprint(path: Path) -> str:
 
 
 def kept_as(model: Path) -> str:
-    """The name under which this machine keeps what it makes of a model's file or folder. A file that was made to have
-    another's fingerprint has another name; so has one that is copied, moved or changed."""
+    """The name under which this machine keeps what it makes of a model's file or folder: no file can be made to have
+    that of another, since the places that are looked at are this machine's secret."""
+    try:
+        make_folder(cache())
+        write_private(cache() / "samples.key", secrets.token_bytes(32), replace=False)
+        secret = (cache() / "samples.key").read_bytes()
+    except OSError:  # nothing can be kept
+        secret = b""
     files = [model / "config.json", *sorted(model.glob("*.safetensors"))] if model.is_dir() else [model]
-    digest = hashlib.sha256()
-    for file in files:
-        found = file.stat()  # without its device, whose number changes when some file systems are mounted again
-        digest.update(sampled(file) + f"{found.st_ino} {found.st_mtime_ns} {found.st_ctime_ns};".encode())
-    return digest.hexdigest()
+    return hashlib.sha256(b"".join(sampled(file, secret) for file in files)).hexdigest()
 
 
 def import_gguf(path: Path, folder: Path) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -163,27 +161,26 @@ def test_what_is_no_gguf_file_is_refused_in_a_sentence(tmp_path: Path, content: 
 def test_what_was_made_of_a_file_is_not_taken_for_what_is_made_of_another_of_its_samples(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of one that was made so, is tried, and is then replaced by the one that it passed for."""
+    """As of one that was made so, is tried, and is then replaced by the one that it passed for. A copy is the same."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(hub_gguf, "import_gguf", lambda _, folder: folder.mkdir(parents=True))
+    monkeypatch.setattr(hub_gguf, "_BEGINNING", 1 << 12)
     file = tmp_path / place
     file.parent.mkdir(exist_ok=True)
     (file.parent / "config.json").touch()
     model = file if file.parent == tmp_path else file.parent
+    content = bytearray(16 << 20)
+    made, places = bytearray(len(content)), len(content) - hub_gguf._BEGINNING - hub_gguf._SAMPLE
+    for number in range(hub_gguf._SAMPLES - 1):  # behind each of the places that all know
+        at = hub_gguf._BEGINNING + places * number // (hub_gguf._SAMPLES - 1) + hub_gguf._SAMPLE
+        made[at : at + 8192] = b"x" * 8192
     samples, names, folders = set[bytes](), set[str](), set[Path]()
-    for old, last in (("unused", b"x"), ("first", b"y")):
-        with suppress(FileNotFoundError):
-            file.rename(tmp_path / old)
-        file.touch()
-        os.truncate(file, 300 << 20)  # zeros, without room on the disk
-        with file.open("r+b") as stream:
-            stream.seek(200 << 20)
-            stream.write(last)
-        os.utime(file, (1.0, 1.0))
+    for each in (made, content, made):
+        file.unlink(missing_ok=True)
+        file.write_bytes(each)
         samples.add(sampled(file))
-        for _ in range(2):
-            names.add(kept_as(model))
-            folders.add(converted(file))
+        names.add(kept_as(model))
+        folders.add(converted(file))
     assert (len(samples), len(names), len(folders)) == (1, 2, 2)
 
 
@@ -299,5 +296,5 @@ def test_a_file_and_a_name_of_a_store_are_models_that_can_be_given(
     folder = find("tiny:latest")
     assert find("tiny") == folder and (folder / "model.safetensors").is_file() and served_name("tiny") == "tiny"
     (tmp_path / "copy.gguf").write_bytes(blob.read_bytes())
-    assert find(tmp_path / "copy.gguf").parent == folder.parent and served_name(tmp_path / "copy.gguf") == "copy"
+    assert find(tmp_path / "copy.gguf") == folder and served_name(tmp_path / "copy.gguf") == "copy"
     assert [path.name for path in folder.parent.iterdir() if "partial" in path.name] == []
