@@ -200,6 +200,7 @@ QUEUED = 1.5  # a round trip above this multiple of the least one,
 QUEUED_S = 0.02  # and longer by this many seconds, has waited in a queue
 JITTERS = 4  # or by this many mean deviations on an idle link, if that is more; as in RFC 6298
 MAX_PINGS = 64  # unanswered pings kept
+LONGEST_TRIP_S = 3.0  # counts for longer ones: answers wait for a peer by its round trip, which it can draw out
 RTT_WEIGHT, JITTER_WEIGHT = 1 / 8, 1 / 4  # of a new sample, as in RFC 6298
 
 
@@ -239,7 +240,8 @@ class LinkClock:
         if acknowledged is None:
             return
         trip = max(now - sent_at - max(held, 0.0), 0.0)
-        self.rtt = trip if self.rtt is None else self.rtt + RTT_WEIGHT * (trip - self.rtt)
+        told = min(trip, LONGEST_TRIP_S)
+        self.rtt = told if self.rtt is None else self.rtt + RTT_WEIGHT * (told - self.rtt)
         before, self._acknowledged = self._acknowledged, (now, acknowledged)
         was_idle = before is not None and acknowledged == before[1] and sent_at >= before[0]
         if was_idle and self._min_trip is not None:

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.clock import (
+    LONGEST_TRIP_S,
+    MAX_PINGS,
     MAX_RANKS,
     PRIOR,
     QUEUED_S,
@@ -280,3 +282,13 @@ def test_old_observations_decay() -> None:
     for rank in [0] * 500 + [1] * 200:
         table.add(0, rank)
     assert table.probs(0)[1] > 0.85
+
+
+@given(st.lists(st.floats(0.0, 1e9), min_size=1, max_size=MAX_PINGS))
+def test_no_peer_draws_a_round_trip_out_by_answering_late(trips: list[float]) -> None:
+    """Answers wait for it by that much longer."""
+    link = LinkClock()
+    for number, trip in enumerate(trips):
+        link.pinged(float(number))
+        link.answered(float(number), number + trip)
+        assert link.rtt is not None and 0.0 <= link.rtt <= LONGEST_TRIP_S * (1 + 1e-9)
