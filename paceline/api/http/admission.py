@@ -412,6 +412,8 @@ class AdmissionMiddleware:
             await exchange.send({"type": "http.response.start", "status": 204, "headers": allowed})
             await exchange.send({"type": "http.response.body", "body": b""})
             return
+        if not scope.get("raw_path", b"/").startswith(b"/"):
+            raise RefusedError(Failure(400, "The path of a request begins with a slash, which is not escaped."))
         scope["state"]["identity"] = NOBODY if is_open else await self._identified(scope, headers)
         _check_encoding(headers)
         if scope["method"] != "POST":

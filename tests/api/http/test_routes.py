@@ -60,6 +60,14 @@ def test_a_target_in_absolute_form_is_as_good_as_its_path(url: str, target: str,
         assert heard(raw).startswith(b"HTTP/1.1 %d" % status)
 
 
+@pytest.mark.parametrize("target", ["%2Fv1/models", "%2fhealthz", "*"])
+def test_a_target_whose_slash_is_escaped_is_no_path(url: str, target: str) -> None:
+    """Put behind the address of another server it would be a part of that."""
+    with connected(url) as raw:
+        raw.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert heard(raw).startswith(b"HTTP/1.1 400")
+
+
 def test_a_body_that_is_not_announced_is_served_up_to_the_limit(http: httpx.Client, service: ScriptedService) -> None:
     """A body that is announced: test_limits."""
     parts = [b'{"padding": "', *[b"x" * 65_536] * 17, b'"}']
