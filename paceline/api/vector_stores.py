@@ -117,8 +117,8 @@ class AttachRequest(Schema):
 class BatchRequest(Schema):
     """`file_ids` with fields for all of them, or `files` with fields for each."""
 
-    file_ids: Annotated[list[FileId], Field(max_length=MAX_FILES)] | None = None
-    files: Annotated[list[AttachRequest], Field(max_length=MAX_FILES)] | None = None
+    file_ids: Annotated[list[FileId], Field(min_length=1, max_length=MAX_FILES)] | None = None
+    files: Annotated[list[AttachRequest], Field(min_length=1, max_length=MAX_FILES)] | None = None
     attributes: AttributesField | None = None
     chunking_strategy: Chunking | None = None
 

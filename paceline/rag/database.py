@@ -105,6 +105,7 @@ _SCHEMA = (
     """CREATE TABLE texts (
         document TEXT PRIMARY KEY REFERENCES documents (id) ON DELETE CASCADE,
         text TEXT NOT NULL)""",
+    "CREATE INDEX batches_of_store ON file_batches (store, seq)",
     "CREATE INDEX attached_files ON attached (file)",
     "CREATE INDEX attached_batches ON attached (batch)",
     "CREATE INDEX attached_usage ON attached (store, usage_bytes)",

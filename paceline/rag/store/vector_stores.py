@@ -277,6 +277,7 @@ def _opened(box: Box, value: str | bytes, place: str, damaged: str = "(damaged)"
 
 MAX_STORES = 1_000  # per owner
 MAX_STORE_FILES = 10_000  # per store
+MAX_PAST_BATCHES = 1_000  # the latest per store; of older ones, those that have files
 MAX_OWNED_USAGE = 2**30  # bytes of texts and vectors in one owner's stores together; the vectors are held in memory
 _ACTIVE_S = 60.0  # resolution of the time of last use
 
@@ -414,6 +415,7 @@ class VectorStores:
                 batch_id, store_id, time.time(),
             )  # fmt: skip
             _attach(database, owner, store_id, files, batch_id, "file_ids")
+            database.execute(_FORGET_BATCHES, store_id, store_id, MAX_PAST_BATCHES)
             made = read_batch(database, store_id, batch_id)
         self._attached()
         return made
@@ -474,6 +476,11 @@ class VectorStores:
                 for store_id in stale:
                     _touch(database, store_id)
         return Selection(ids, document_ids), lambda store, file: known.get((store, file), {})
+
+
+_FORGET_BATCHES = """DELETE FROM file_batches WHERE store = ?
+    AND seq <= (SELECT seq FROM file_batches WHERE store = ? ORDER BY seq DESC LIMIT 1 OFFSET ?)
+    AND NOT EXISTS (SELECT 1 FROM attached WHERE batch = file_batches.id)"""
 
 
 def _touch(database: Database, store_id: str) -> None:

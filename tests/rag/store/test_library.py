@@ -351,6 +351,23 @@ def test_the_usage_limit_applies_to_each_owner_s_stores_together(
     assert settled(library, second) == Counts(completed=2, failed=1)
 
 
+def test_batches_whose_files_others_have_read_again_are_forgotten(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vector_stores_module, "MAX_PAST_BATCHES", 2)
+    boat, train = upload(library, BOAT), upload(library, TRAIN)
+    store, other = (library.stores.create(ANN, "", {}, []).id for _ in range(2))
+    kept = library.stores.create_batch(ANN, store, [FileSpec(train)]).id
+    elsewhere = library.stores.create_batch(ANN, other, [FileSpec(boat)]).id
+    made = [library.stores.create_batch(ANN, store, [FileSpec(boat)]).id for _ in range(5)]
+    for batch in (kept, *made[-2:]):
+        library.stores.batch(ANN, store, batch)
+    library.stores.batch(ANN, other, elsewhere)
+    for batch in made[:-2]:
+        with pytest.raises(RequestError):
+            library.stores.batch(ANN, store, batch)
+
+
 def test_owners_are_served_in_turn(documents: DocumentStore, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     work = ingest_module.Ingester._work
