@@ -14,7 +14,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate, islice, pairwise
 
 from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TITLE, Kind, kind_of
@@ -82,9 +82,10 @@ def places(text: str, kind: Kind, pages: Sequence[int] = ()) -> Place:
         headings = [(start, words) for start, _, words in heading_starts(text)]
         if kind != "xlsx":
             return lambda start, end: _last(headings, start, end)
-    if kind in ("json", "xml"):
-        return lambda start, _end: _path(text, start)
     breaks = [found.start() for found in re.finditer("\n", text)]
+    if kind in ("json", "xml"):
+        path = lru_cache(1)(partial(_path, text, breaks))  # a line may be the whole text, and have all its chunks
+        return lambda start, _end: path(bisect_left(breaks, start))
     if kind == "xlsx":
         return lambda start, end: _rows(headings, breaks, start, end)
     noun = _LINES.get(kind, "line")
@@ -121,12 +122,11 @@ def _rows(sheets: Sequence[tuple[int, str]], breaks: Sequence[int], start: int, 
     return f"{name}, {_range('row', max(1, first), last)}" if last else name
 
 
-def _path(text: str, start: int) -> str:
-    """The path before the colon of the line in which a chunk of JSON begins."""
-    begin = text.rfind("\n", 0, start) + 1
-    end = text.find("\n", begin)
-    path, colon, _ = text[begin : end if end >= 0 else len(text)].partition(": ")
-    return path[:MAX_PLACE] if colon else ""
+def _path(text: str, breaks: Sequence[int], line: int) -> str:
+    """The path before the colon of a line of JSON. line: from 0."""
+    begin = breaks[line - 1] + 1 if line else 0
+    colon = text.find(": ", begin, breaks[line] if line < len(breaks) else len(text))
+    return text[begin : min(colon, begin + MAX_PLACE)] if colon >= 0 else ""
 
 
 CHUNK_TOKENS = 160  # about 120 words: one topic of a small document, and well within MiniLM's 256

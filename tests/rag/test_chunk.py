@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -164,6 +164,28 @@ def test_a_part_is_placed_by_its_heading_lines_rows_path_or_definition(
     text: str, part: str, kind: Kind, place: str
 ) -> None:
     assert place_of(text, part, kind) == place
+
+
+@given(st.text("ab:\n ", max_size=40))
+def test_a_path_is_what_stands_before_a_colon_in_the_line(text: str) -> None:
+    place = places(text, "json")
+    for start in range(len(text)):
+        line = text[text.rfind("\n", 0, start) + 1 :].split("\n")[0]
+        assert place(start, start + 1) == (line.split(": ")[0] if ": " in line else "")
+
+
+def test_a_line_is_looked_through_once_for_all_its_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    path = chunk_module._path
+
+    def noted(text: str, breaks: Sequence[int], line: int) -> str:
+        looked.append(line)
+        return path(text, breaks, line)
+
+    monkeypatch.setattr(chunk_module, "_path", noted)
+    place = places("a: 1\nb.c: " + "word " * 1000 + "\nd", "json")
+    assert {place(start, start + 9) for start in range(5, 5000, 9)} == {"b.c"}
+    assert looked == [1]
 
 
 def test_pages_and_slides_are_counted_from_one() -> None:
