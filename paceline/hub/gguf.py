@@ -42,6 +42,7 @@ SUFFIX: Final = ".gguf"
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _NOT_COMPUTED: Final = frozenset({"F64", "I8", "I16", "I64"})  # kinds of tensors by llama.cpp, which then aborts
 _SPLIT_FILE: Final = "-of-0"  # in the names of models of several files
+_LONGEST_PIECE: Final = 1024  # characters: each piece is cut everywhere, which takes its length squared
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # `tokenizer.ggml.token_type`
 
 # How text is divided before merges are applied, by `tokenizer.ggml.pre`.
@@ -345,6 +346,11 @@ class GgufFile:
         scores = self.get("tokenizer.ggml.scores")
         kinds = self.get("tokenizer.ggml.token_type")
         pieces = {token: index for token, index in vocabulary.items() if kinds[index] == _NORMAL}
+        if (longest := max(map(len, pieces), default=0)) > _LONGEST_PIECE:
+            raise ConfigError(
+                f"{self.path}: a piece of its vocabulary has {longest} characters, and {_LONGEST_PIECE} at most are "
+                "read: choose another file."
+            )
         merges = []
         for token, index in pieces.items():
             halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))

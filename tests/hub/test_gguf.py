@@ -197,6 +197,19 @@ def test_weights_of_which_llama_cpp_would_end_the_process_are_refused(
         described(tmp_path / "model.gguf")
 
 
+def test_a_piece_that_would_be_cut_for_hours_is_refused(tmp_path: Path) -> None:
+    for length, file in ((1024, tmp_path / "long.gguf"), (1025, tmp_path / "longer.gguf")):
+        writer = gguf.GGUFWriter(file, "llama")
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "a", "a" * length])
+        writer.add_token_scores([0.0] * 3)
+        writer.add_token_types([gguf.TokenType.UNKNOWN, gguf.TokenType.NORMAL, gguf.TokenType.NORMAL])
+        finish(writer)
+    GgufFile.open(tmp_path / "long.gguf").tokenizer()
+    with pytest.raises(ConfigError, match="1025 characters, and 1024 at most"):
+        GgufFile.open(tmp_path / "longer.gguf").tokenizer()
+
+
 def test_an_architecture_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "mamba")
     finish(writer)
