@@ -17,7 +17,7 @@ import secrets
 import shutil
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -347,10 +347,7 @@ class GgufFile:
         kinds = self.get("tokenizer.ggml.token_type")
         pieces = {token: index for token, index in vocabulary.items() if kinds[index] == _NORMAL}
         if (longest := max(map(len, pieces), default=0)) > _LONGEST_PIECE:
-            raise ConfigError(
-                f"{self.path}: a piece of its vocabulary has {longest} characters, and {_LONGEST_PIECE} at most are "
-                "read: choose another file."
-            )
+            raise ConfigError(f"{self.path} has a word of {longest} characters in its vocabulary: take another.")
         merges = []
         for token, index in pieces.items():
             halves = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
@@ -532,12 +529,11 @@ def fingerprint(path: Path) -> str:
 def kept_as(model: Path) -> str:
     """The name under which this machine keeps what it makes of a model's file or folder: no file can be made to have
     that of another, since the places that are looked at are this machine's secret."""
-    try:
-        make_folder(cache())
-        write_private(cache() / "samples.key", secrets.token_bytes(32), replace=False)
-        secret = (cache() / "samples.key").read_bytes()
-    except OSError:  # nothing can be kept
-        secret = b""
+    key, secret = cache() / "samples.key", b""
+    with suppress(OSError):  # where nothing can be kept
+        make_folder(key.parent)
+        write_private(key, secrets.token_bytes(32), replace=False)
+        secret = key.read_bytes()
     files = [model / "config.json", *sorted(model.glob("*.safetensors"))] if model.is_dir() else [model]
     return hashlib.sha256(b"".join(sampled(file, secret) for file in files)).hexdigest()
 
