@@ -124,6 +124,10 @@ class TakenOver(RequestError):
         super().__init__("Another server goes on with this answer: read it there.", status=503, type="server_error")
 
 
+def _deleted() -> RequestError:
+    return RequestError("This response was deleted while it was read.", status=404)
+
+
 @dataclass(frozen=True, slots=True)
 class Append:
     """A job: rows of one response to be written."""
@@ -241,10 +245,13 @@ class EventWriter:
             for append in appends:
                 append.live.lost = True
         if taken:
-            _log.warning("%d answers are no longer written here: another server has taken them over", len(taken))
+            _log.warning(
+                "%d answers are no longer written here: another server has taken them over, or deleted them", len(taken)
+            )
             for append in appends:
                 append.live.lost |= append.live.record.id in taken
-            self.deliver([append for append in appends if append.live.record.id in taken], TakenOver())
+            gone = _deleted() if self.store.fleet is None else TakenOver()
+            self.deliver([append for append in appends if append.live.record.id in taken], gone)
             appends = [append for append in appends if append.live.record.id not in taken]
         self.deliver(appends, failure)
         if failure is None:
@@ -502,7 +509,7 @@ class EventLog:
                     live = self._live.get(response)  # it may have been taken over here
                     continue
                 if not rows and self.fleet is not None and told and told not in ENDS:  # it went with its end
-                    raise RequestError("This response was deleted while it was read.", status=404)
+                    raise _deleted()
                 if not rows:
                     return
             if rows:

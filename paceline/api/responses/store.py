@@ -138,6 +138,7 @@ _APPEND = """WITH held AS (SELECT id, epoch FROM responses WHERE id = ANY(?) FOR
     FROM unnest(?::text[], ?::bigint[], ?::text[], ?::bytea[], ?::bigint[]) AS told (response, sequence, type, data, at)
     JOIN held ON id = response AND epoch = at ON CONFLICT DO NOTHING)
     SELECT id, epoch FROM held"""
+_GONE = "SELECT value FROM json_each(?) WHERE value NOT IN (SELECT id FROM responses)"
 _LEFT = """SELECT id FROM responses WHERE NOT ended
     AND (holder NOT IN (SELECT id FROM servers WHERE until > clock_timestamp()) OR holder = ? AND id <> ALL(?))
     ORDER BY created LIMIT ? FOR UPDATE SKIP LOCKED"""
@@ -430,9 +431,10 @@ class EventStore:
         holder = "" if self.fleet is None else self.fleet.id
         for one in batch.begun:
             self._rows.begin(one, holder=holder)
-        lost: set[str] = set()
         if self.fleet is None:
-            self._rows.add(batch.events)
+            names = msgspec.json.encode({response for response, *_ in batch.events}).decode()
+            lost = {response for (response,) in self._connection.execute(_GONE, (names,))}
+            self._rows.add([event for event in batch.events if event[0] not in lost])
         else:
             columns = [list(column) for column in zip(*batch.events, strict=True)] or [[], [], [], []]
             told = [batch.epochs[response] for response, *_ in batch.events]

@@ -226,6 +226,37 @@ async def test_a_failed_write_fails_its_responses_only(log: EventLog, monkeypatc
     assert len(await rest_of(log.follow("b"))) == 1
 
 
+async def test_a_response_that_another_program_deletes_takes_no_other_of_its_batch_with_it(tmp_path: Path) -> None:
+    rows = EventStore(tmp_path)
+    rows.allow_others()
+    other = EventStore(tmp_path)
+    both = ["deleted", "kept"]
+    assert rows.write(LogBatch([*map(record, both)], [(name, 0, "delta", b"1") for name in both], [])) == set()
+    other.delete("deleted")
+    more = LogBatch(
+        [record("new")], [(name, 1, "delta", b"2") for name in [*both, "new"]], [(name, 2) for name in both]
+    )
+    assert rows.write(more) == {"deleted"}
+    assert [[row.sequence for row in other.read(name, -1, 9)] for name in [*both, "new"]] == [[], [0, 1], [1]]
+    assert other.find("deleted") is None
+    rows.close()
+    other.close()
+
+
+async def test_what_is_written_of_a_response_that_another_program_has_deleted_tells_its_reader(tmp_path: Path) -> None:
+    log, other = EventLog(tmp_path), EventLog(tmp_path)
+    live = log.begin(record("deleted"), stored=True)
+    await log.append(live, events("begun"))
+    reader = log.follow("deleted")
+    assert len(await anext(reader)) == 1
+    await other.delete("deleted")
+    log.append_nowait(live, events("more", "end"), last=True)
+    with pytest.raises(PacelineError, match="was deleted while"):
+        await rest_of(reader)
+    log.close()
+    other.close()
+
+
 async def test_the_same_number_is_never_written_twice(tmp_path: Path) -> None:
     rows = EventStore(tmp_path)
     rows.write(LogBatch([record("a")], [("a", 0, "delta", b"1")], []))
