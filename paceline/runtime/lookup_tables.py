@@ -62,6 +62,9 @@ class TableFile(NamedTuple):
     num_bytes: int
 
 
+_FAULTS: Final = (OSError, ValueError, KeyError, SafetensorError, DamagedError)  # of a file that is no look-up table
+
+
 def table_files(folder: Path) -> list[TableFile]:
     """Files of every vocabulary, without unreadable ones. No key is needed."""
     found = []
@@ -85,14 +88,17 @@ def encode_table(name: str, arrays: Arrays, metadata: dict[str, str], seal: Seal
 def read_table(path: Path, seal: Seal = PLAIN) -> tuple[dict[str, str], Arrays] | None:
     """Metadata and arrays; None where the file is missing or not a look-up table that `seal` opens."""
     while True:
-        before = _inode(path)
         try:
-            return _read(path, seal)
+            with path.open("rb", buffering=0) as held:  # while it is open, no other file has its inode
+                try:
+                    return _read(path, seal)
+                except _FAULTS:
+                    if _inode(path) == os.fstat(held.fileno()).st_ino:
+                        raise
+            # Another process has replaced it meanwhile, and overwritten the former's key.
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, SafetensorError, DamagedError) as error:
-            if _inode(path) != before:  # another process has replaced it meanwhile, and overwritten the former's key
-                continue
+        except _FAULTS as error:
             log.warning("a look-up table cannot be read: %s: %s", path.name, error)
             return None
 

@@ -22,7 +22,16 @@ from paceline.core.drafting.lookup_table import LookupTable
 from paceline.engine.loader import load_model
 from paceline.errors import ConfigError
 from paceline.runtime import lookup_tables
-from paceline.runtime.lookup_tables import TableStore, mark_erased, read_dialogues, read_table, table_files, warm
+from paceline.runtime.lookup_tables import (
+    TableStore,
+    mark_erased,
+    read_dialogues,
+    read_table,
+    replace_table,
+    table_files,
+    warm,
+    write_table,
+)
 from paceline.runtime.node import Node
 from paceline.runtime.resources import Kept, NodeParts
 from paceline.sealing import PLAIN, Seal, StoreSeal
@@ -429,6 +438,27 @@ def test_a_process_that_reads_while_another_writes_has_one_table_or_the_other(
         writer.stdin.close()
         assert writer.wait(60) == 0
     assert not caplog.records
+
+
+def test_a_file_that_is_replaced_twice_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the third might have the inode of the first, and be taken for it."""
+    taught(tmp_path, SEAL).save()
+    path, read = the_file(tmp_path), lookup_tables._read
+    content, times = path.read_bytes(), 0
+
+    def overwritten(path: Path, seal: Seal) -> object:
+        nonlocal times
+        times += 1
+        if times > 1:
+            return read(path, seal)
+        for _ in range(2):
+            assert write_table(path, content, replace_table)
+        raise ValueError("its header is empty")
+
+    monkeypatch.setattr(lookup_tables, "_read", overwritten)
+    assert read_table(path, SEAL) is not None and times == 2
 
 
 WRITER = """
