@@ -252,7 +252,7 @@ def took(draft_s: float | None, count: int = 1, *, shared: bool = False) -> tupl
     seconds, texts = 0.0, list[tuple[int, ...]]()
     for turn in range(2):
         world = Simulation(
-            answers("lookup_tree", 1.0, range(10 * turn, 10 * turn + count), 90, learnt, branches=ALONE),
+            answers("lookup_tree", 1.0, range(10 * turn, 10 * turn + count), 60, learnt, branches=ALONE),
             {"cloud": FakeEngine(seed=1, spread=0.1)},
             forward={"cloud": lambda rows: TARGET_S + 0.0003 * rows},
             drafts={} if draft_s is None else {"cloud": (FakeEngine(seed=2, spread=0.1), draft_s)},
