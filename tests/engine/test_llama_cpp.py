@@ -93,22 +93,24 @@ def test_a_cache_that_grows_has_the_bits_of_one_that_was_made_whole(
 def test_threads_that_come_and_go_change_no_bit(
     kind: GGMLQuantizationType, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also behind the rows from which several share a row's attention."""
+    """Also behind the rows from which several share a row's attention: of single rows, and of a few at once."""
     write_gguf(checkpoint("llama"), tmp_path / "model.gguf", kind=kind)
     context = LlamaContext(tmp_path / "model.gguf", rows=400, threads=3)
     context.resize(400, 1, ())
     context.least_rows, context.is_exact = context.exactness()
     assert context.is_exact
     tokens = [(5 * i * i + i) % 97 for i in range(360)]
-    counts = iter([3] * 9 + [1, 3, 2] * 120)
+    counts = itertools.chain([3] * 9, itertools.cycle([1, 3, 2]))
     used: list[int] = []
     monkeypatch.setattr(library, "free_cores", lambda: used.append(next(counts)) or used[-1])
     found = []
-    for size in (40, 1):
+    for sizes in (40,), (1, 1, 1, 7, 11):
         rows: list[Scores | None] = []
-        while len(rows) < len(tokens):
-            start = len(rows)
-            (scores,) = context.decode([Stretch(0, start, tokens[start : start + size], [True] * size)])
+        for size in itertools.cycle(sizes):
+            if (start := len(rows)) == len(tokens):
+                break
+            given = tokens[start : start + size]
+            (scores,) = context.decode([Stretch(0, start, given, [True] * len(given))])
             rows += scores
         found.append(np.array(rows))
         context.shorten(0, 0)
