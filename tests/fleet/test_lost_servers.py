@@ -9,7 +9,7 @@ import pytest
 from lab import fleet
 from tests.postgres import RealPostgres
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forks")]
 
 
 def check(verdict: fleet.Verdict, answers: int) -> None:
