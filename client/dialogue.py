@@ -35,7 +35,7 @@ class Lines(Protocol):
 
 
 class GivenUpError(Exception):
-    """What has been written of a question is not sent."""
+    """Gives up what has been written of a question: it is not sent."""
 
 
 def read_question(lines: Lines) -> str | None:

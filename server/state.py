@@ -54,7 +54,7 @@ class StateTables:
 
     @contextmanager
     def watching(self, read: Callable[[SqlConnection], Read]) -> Iterator[WatchedRows[Read]]:
-        """What `read` finds, read again only after the tables have changed, or another file has taken their place."""
+        """Yield what `read` finds, read again only after the tables have changed, or another file is in their place."""
 
         def find() -> Read:
             with self.reading() as rows:
@@ -65,7 +65,7 @@ class StateTables:
 
 
 class WatchedRows(Generic[Read]):
-    """What has been read of tables that may change at any time. One thread at a time may ask for it, which takes
+    """Rows as they were read of tables that may change at any time. One thread at a time may ask for it, which takes
     microseconds while they have not changed. Asking raises StorageError as long as they are missing or cannot be read.
     """
 

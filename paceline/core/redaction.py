@@ -117,10 +117,9 @@ class Redactor:
         words = [token[0].casefold() for token in tokens]
         plain = not any(map(str.isupper, text))
         for at, token in enumerate(tokens):
-            for size in sorted(self._sizes.get(words[at], ()), reverse=True):
+            sizes = (size for size in self._sizes.get(words[at], ()) if at + size <= len(tokens))
+            for size in sorted(sizes, reverse=True):
                 kind, value = self._known.get(tuple(words[at : at + size]), ("", ""))
-                if at + size > len(tokens):
-                    continue
                 gaps = (tokens[i + 1].start() - tokens[i].end() for i in range(at, at + size - 1))
                 if not kind or max(gaps, default=0) > _FAR:  # another sentence, or a row of a table
                     continue
@@ -259,8 +258,8 @@ _PATTERNS: Final = (  # the first ones keep their place
 _DIGITS: Final = re.compile(r"(?<!\w)\d++(?:[ .,/:-]\d++)*+(?!\w)")
 _MIXED: Final = re.compile(r"(?<!\w)[A-Za-z0-9]++(?:[-_/.:][A-Za-z0-9]++)*+(?!\w)")
 _YEAR: Final = re.compile(r"(?:1[89]|20)\d\d(?:[-/](?:(?:1[89]|20)?\d\d))?")
-_BLOCK: Final = 1 << 14  # characters
 _TIME: Final = re.compile(r"\d{1,2}[:.]\d{2}(?::\d{2})?")
+_BLOCK: Final = 1 << 14  # characters
 
 
 def find_numbers(text: str) -> Iterator[Entity]:
@@ -286,14 +285,12 @@ def _matches(pattern: re.Pattern[str], text: str, blocks: Iterable[tuple[int, in
 
 
 def _blocks(text: str) -> Iterator[tuple[int, int]]:
-    """Parts of a text, each up to the end of a line if there is one in it: other threads wait for as long as nothing is
-    found in one."""
+    """Parts of a text, of whole lines, since what is looked for goes over none: other threads wait for as long as
+    nothing is found in one. Not handled: a line of a megabyte, for seconds."""
     start = 0
     while start < len(text):
-        limit = start + _BLOCK
-        cuts = (text.rfind(end, start, limit) + 1 for end in ("\n", " ")) if limit < len(text) else ()
-        end = next(filter(None, cuts), limit)
-        yield start, min(end, len(text))
+        end = text.find("\n", start + _BLOCK) + 1 or len(text)
+        yield start, end
         start = end
 
 

@@ -348,7 +348,7 @@ class PolicyGuard:
         return replace(decision, asks=tuple(asked.items())) if own and asked else decision
 
     def remember(self, text: str, level: Privacy, last: str | None = None, before: str = "") -> None:
-        """What goes on from this text is held to this level. last: said before it, by which a short text is known.
+        """Hold what goes on from this text to this level. last: said before it, by which a short text is known.
         before: `letters` of all that was said, which are no sign of the text where it repeats them."""
         if level == "open":
             return

@@ -162,5 +162,15 @@ def test_many_names_that_begin_alike_are_looked_up_by_their_lengths() -> None:
 @given(st.lists(TEXTS, min_size=1, max_size=6).map("\n".join))
 def test_what_is_found_in_a_long_text_is_what_its_lines_hold(text: str) -> None:
     whole = sorted(find_entities(text))
-    with patch.object(redaction, "_BLOCK", max(1, *map(len, text.split("\n"))) + 1):
+    with patch.object(redaction, "_BLOCK", 1):
         assert sorted(find_entities(text)) == whole
+
+
+def test_a_number_in_a_long_line_is_found_whole_wherever_it_stands() -> None:
+    number = "+44 20 7946 0958"
+    text = " and ".join([number] * 2_000)  # with a number at each place where it might be divided
+    assert [text[each.start : each.end] for each in learnt_numbers(text)] == [number] * 2_000
+
+
+def learnt_numbers(text: str) -> list[Entity]:
+    return [each for each in redaction.find_numbers(text) if each.kind == "PHONE"]

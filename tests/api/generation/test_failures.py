@@ -170,7 +170,7 @@ def test_a_client_that_leaves_while_its_request_waits_is_not_admitted(url: str, 
 
 @pytest.mark.anyio
 async def test_a_key_has_a_share_of_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the memory of all large answers; other keys and small answers are spared."""
+    """A share of the memory of all large answers; other keys and small answers are spared."""
     monkeypatch.setattr(admission_module, "MAX_UNREAD", 16 * PIECE)
     monkeypatch.setattr(admission_module, "MAX_UNREAD_PER_KEY", 4 * PIECE)
     admission, reads = AdmissionControl(Keyring({"ann": None, "bert": None})), asyncio.Event()

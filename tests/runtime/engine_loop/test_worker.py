@@ -213,7 +213,7 @@ def test_an_engine_error_does_not_prevent_the_start() -> None:
 
 
 async def test_a_fault_beside_the_forwards_ends_no_thread_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits is told, whoever comes is refused, and the program learns that its engine is lost."""
+    """Each who waits is told, each who comes is refused, and the program learns that its engine is lost."""
     worker = EngineWorker(FakeEngine())
     await worker.start()
     monkeypatch.setattr(worker.steps.scheduler, "schedule", Mock(side_effect=RuntimeError("CUDA out of memory")))
