@@ -64,7 +64,8 @@ class OutsideEndpoint:
         self.rtt: float | None = None
         self.on_sent: Callable[[str, int], None] = lambda _kind, _bytes: None  # of the side that asks it
         self._model, self._key = model, key
-        self._transport = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False)
+        limits = httpx.Limits(max_connections=None)  # answers have places of their own; nobody waits for slow readers
+        self._transport = httpx.AsyncHTTPTransport(verify=httpx.create_ssl_context(), trust_env=False, limits=limits)
 
     async def close(self) -> None:
         await self._transport.aclose()
@@ -170,7 +171,7 @@ class OutsideEndpoint:
                 response = await self._transport.handle_async_request(request)
         except (httpx.HTTPError, TimeoutError) as error:
             raise EndpointError(f"{self.name} cannot be reached ({type(error).__name__})") from error
-        async with aclosing(response):
+        try:
             if (status := response.status_code) != 200:
                 told = {401: "does not accept the key", 403: "does not allow it", 429: "has had too many requests"}
                 said = self._quoted(await self._words(response, ERROR_BYTES))
@@ -178,6 +179,8 @@ class OutsideEndpoint:
                     f"{self.name} {told.get(status, f'answers with status {status}')}: {said}", status=status
                 )
             yield response
+        finally:  # by a task of its own: where its reader is cancelled meanwhile, the connection ends as well
+            await asyncio.shield(asyncio.ensure_future(response.aclose()))
 
     async def _words(self, response: httpx.Response, most: int) -> str:
         """The beginning of a body. Raises EndpointError."""

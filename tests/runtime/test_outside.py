@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,7 @@ from paceline.settings import SCHEMAS, AgentSettings, NodeSettings
 from paceline.settings_sources import describe, describe_given, resolve
 from paceline.strategies.base import SIDES, Side
 from paceline.workflow.profiles import WINDOW
-from tests.requests import a_request, changed
+from tests.requests import SAMPLING, a_request, changed
 from tests.runtime.test_node import Bench, collect, open_gate, side_by_side, stores_of
 
 pytestmark = pytest.mark.anyio
@@ -457,3 +460,52 @@ def test_doctor_asks_the_endpoint() -> None:
     settings = resolve(AgentSettings, {}, GIVEN | {"PACELINE_OUTSIDE_URL": "http://127.0.0.1:9/v1"})[0]
     with pytest.raises(EndpointError, match=r"m at 127\.0\.0\.1 cannot be reached"):
         outside(settings)
+
+
+@types.coroutine
+def cancelled_at(step: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
+    """Does the work in the current task, which is cancelled as it waits for the so-manieth time, from 1."""
+    awaiting = work.__await__()
+    go_on = partial(next, awaiting)
+    for waited in itertools.count(1):
+        try:
+            future = go_on()
+        except StopIteration:
+            return
+        if waited == step:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+        try:
+            yield future
+            go_on = partial(next, awaiting)
+        except asyncio.CancelledError as cancelled:
+            go_on = partial(awaiting.throw, cancelled)
+
+
+async def test_a_reader_that_is_cancelled_at_any_step_leaves_no_connection() -> None:
+    server = await asyncio.start_server(Stranger().serve, "127.0.0.1", 0)
+    endpoint = OutsideEndpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "their-model", KEY)
+    told = [{"role": "user", "content": "Where?"}]
+
+    async def read() -> None:
+        async for _ in endpoint.stream(told, SAMPLING, 9, lambda _sent, _received: None):
+            pass
+
+    async def active() -> list[str]:
+        """Connections that are still in use once what goes on has gone on."""
+        for _ in range(20):
+            await asyncio.sleep(0.0)
+        pool: Any = endpoint._transport._pool
+        return [info for each in pool.connections if "ACTIVE" in (info := each.info())]
+
+    async with server:
+        for step in range(1, 200):
+            task = asyncio.create_task(cancelled_at(step, read()))
+            await asyncio.wait({task})
+            assert await active() == [], step
+            if not task.cancelled():
+                task.result()
+                break
+        await endpoint.close()
+    assert 5 < step < 199
