@@ -264,7 +264,12 @@ class Prover:
                     else Segment(seq, 0, (*prompt, *text[:first]), None, "last")
                     for seq, prompt in parts
                 ]
-                rows = await asyncio.gather(*(worker.compute(segment, group) for segment in segments))
+                computing = [asyncio.ensure_future(worker.compute(segment, group)) for segment in segments]
+                try:
+                    rows = await asyncio.gather(*computing)
+                finally:  # of sequences that are released no forward is answered
+                    for each in computing:
+                        each.cancel()
                 position = stop + 1 - len(rows[0])
                 for token in await asyncio.to_thread(tokens_owed, rule, shares, text, position, rows, start):
                     yield token

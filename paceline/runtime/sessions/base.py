@@ -160,9 +160,11 @@ class MaskBesideLoop:
                 worker.expect()
 
             def done() -> None:
-                go_on()
-                if expected:
-                    worker.continued()
+                try:
+                    go_on()
+                finally:
+                    if expected:
+                        worker.continued()
 
             self._threads.submit(self._owner, attempt, done)
 
