@@ -59,6 +59,7 @@ SENTENCES = {
     "cp1250": "Zażółć gęślą jaźń. Muzeum otwiera się o dziewiątej rano.",
     "cp1251": "Музей открывается в девять часов утра, вход свободный.",
     "koi8-r": "Музей открывается в девять часов утра, вход свободный.",
+    "iso-2022-jp": "図書館は朝九時に開きます。入場は無料です。",
     "shift_jis": "図書館は朝九時に開きます。入場は無料です。",
     "utf-16": "Grüße, 図書館, 🎈",
     "utf-32": "Grüße, 図書館, 🎈",
@@ -138,11 +139,13 @@ def test_html_becomes_what_is_shown_with_headings_lists_and_tables(parser: Parse
         ('<?xml version="1.0" encoding="koi8-r"?>', "koi8-r"),
         ('<meta charset="no-such-thing">', "utf-8"),
         ('<meta charset="utf-16">', "utf-8"),
+        ('<meta charset="iso-2022-kr">', "iso-2022-kr"),
         ("", "utf-16"),
     ],
 )
 def test_html_is_read_in_the_character_set_it_declares(parser: ParserProcess, head: str, charset: str) -> None:
-    sentence = "Музей открыт" if charset in ("cp1251", "koi8-r") else "Grüße – café"
+    said = {"cp1251": "Музей открыт", "koi8-r": "Музей открыт", "iso-2022-kr": "도서관은 아홉 시에 엽니다"}
+    sentence = said.get(charset, "Grüße – café")
     data = f"{head}<html><body><p>{sentence}</p></body></html>".encode(charset)
     assert parser.parse_bytes("a.html", data).text == sentence
 

@@ -353,7 +353,7 @@ TABLES = {
     "Ann,1999,7\nBob,2001,8": "Ann | 1999 | 7\nBob | 2001 | 8",
     "Fees of the harbour,,\n,,\nBoat,Fee,Paid\nLark,7,yes": "Fees of the harbour\nBoat: Lark; Fee: 7; Paid: yes",
     "Name,Fee\nAnn,7,late": "Name: Ann; Fee: 7; late",
-    f"Name,{'long ' * 30}\nAnn,7": f"Name: Ann; {('long ' * 30)[:80].strip()}…: 7",
+    f"Name,{'long ' * 30}end\nAnn,7": f"Name | {'long ' * 30}end\nName: Ann; {('long ' * 30)[:80].strip()}…: 7",
 }
 
 
@@ -361,6 +361,16 @@ TABLES = {
 def test_a_table_whose_header_is_odd_keeps_its_names(parser: ParserProcess, table: str) -> None:
     read = parser.parse_bytes("a.csv", table.encode()).text
     assert "\n".join(line for line in read.split("\n") if line) == TABLES[table]
+
+
+def test_names_of_columns_are_whole_above_rows_where_they_are_cut(parser: ParserProcess) -> None:
+    asked = [f"How well did you like {'the weather of the harbour ' * 4}in {month}?" for month in ("May", "July")]
+    rows = [["Ann", "5", "1"], ["Bob", "2", "3"]]
+    html = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in [["Name", *asked], *rows])
+    lines = [f"| {' | '.join(row)} |" for row in [["Name", *asked], ["---"] * 3, *rows]]
+    for name, table in (("a.html", f"<table>{html}</table>"), ("a.md", "\n".join(lines))):
+        read = parser.parse_bytes(name, table.encode()).text
+        assert " ".join(asked[0].split()) in read and " ".join(asked[1].split()) in read, read
 
 
 def test_a_key_of_json_that_comes_twice_keeps_both_values(parser: ParserProcess) -> None:
@@ -560,7 +570,7 @@ XML = """
 <s:loans xmlns:s="urn:x" by="Ida" xmlns:xsi="http://www.w3.org/2001/XMLSchema-instance" xsi:schemaLocation="urn:x y">
 <loan card="17"><title>Café</title><due>3 May</due><none/></loan><loan card="18"><title lang="en">Knots</title></loan>
 <note>Of <b>two</b> kinds</note><about><![CDATA[<p>One</p><ul><li>two</li></ul>]]></about><map>%s</map>
-<dict><key>Boat</key><string>red</string><key>Seats</key><integer>3</integer></dict><q>a</q><r>b</r><q>c</q></s:loans>
+<dict><key>Boat</key><string>red</string><key>Seats</key><integer>3</integer><key>Sold</key><false/></dict><q>a</q><r>b</r><q>c</q></s:loans>
 """
 
 
@@ -570,7 +580,7 @@ def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: Pars
     assert read.text == (
         "by: Ida\n\nloan[0]: card: 17; title: Café; due: 3 May\n\nloan[1]: card: 18; title.lang: en; "
         "title.text: Knots\n\n"
-        "note: Of two kinds\nabout: One - two\ndict.Boat: red\ndict.Seats: 3\nq: a\nr: b\nq: c"
+        "note: Of two kinds\nabout: One - two\ndict.Boat: red\ndict.Seats: 3\ndict.Sold: false\nq: a\nr: b\nq: c"
     )
     for kept in (
         "<p>One <b>two</b> three</p>",

@@ -132,6 +132,8 @@ _MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_SHIFT = b"\x1b$"  # begins Japanese between ASCII, as in e-mail
+_CODECS = ("utf-8", "cp", "iso8859", "iso2022", "hz", "koi8", "shift", "euc", "gb", "big5", "mac", "tis")
 # What text of before Unicode is written in, per region; more candidates make short texts ambiguous.
 _LEGACY = ["cp1252", "cp1250", "cp1251", "koi8_r", "iso8859_2", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr"]
 _SAMPLE = 4096  # bytes in which zeros tell of UTF-16 without a mark
@@ -170,7 +172,8 @@ def _decoded(data: bytes, declared: str) -> str:
                     f"is damaged: its first bytes mark it as {error.encoding}, which ends at byte {error.start}",
                     "invalid_file",
                 ) from None
-    for encoding in (_known(declared), _of_zeros(data[:_SAMPLE]), "utf-8"):
+    shifted = "iso2022_jp_2" if _SHIFT in data and data.isascii() else ""
+    for encoding in (_known(declared), _of_zeros(data[:_SAMPLE]), shifted, "utf-8"):
         if encoding:
             try:
                 return data.decode(encoding)
@@ -191,9 +194,7 @@ def _known(declared: str) -> str:
         return ""
     if name in ("iso8859-1", "ascii"):
         return "cp1252"
-    return (
-        name if name.startswith(("utf-8", "cp", "iso8859", "koi8", "shift", "euc", "gb", "big5", "mac", "tis")) else ""
-    )
+    return name if name.startswith(_CODECS) else ""
 
 
 def _of_zeros(sample: bytes) -> str:

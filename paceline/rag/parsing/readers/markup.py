@@ -264,6 +264,8 @@ def _value(element: etree._Element) -> object:
         if values:
             pairs.append((name, values[0] if len(values) == 1 else values))
     text = "" if children else _said(element.text or "")
+    if not (text or pairs) and (name := etree.QName(element).localname) in ("true", "false"):  # as in Apple's lists
+        text = name
     return (*pairs, ("text", text)) if text and pairs else tuple(pairs) or text
 
 

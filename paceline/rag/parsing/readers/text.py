@@ -153,15 +153,17 @@ def read_table(data: bytes, name: str) -> ReadText:
 
 
 def named_rows(rows: Iterable[Sequence[str]], *, with_names: bool = False) -> Iterator[str]:
-    """A line for each row, "" for an empty one. The header itself is left out if there is more, unless `with_names`."""
+    """A line for each row, "" for an empty one. The header itself is left out if there is more, and it is whole in each
+    row, unless `with_names`."""
     cleaned = ([" ".join(cell.split()) for cell in row] for row in rows)
     sample = list(itertools.islice(cleaned, _SAMPLE_ROWS))
     at = _header(sample)
-    columns = _column_names(sample[at]) if at is not None else []
+    names = sample[at] if at is not None else []
+    columns, are_cut = _column_names(names), any(len(each) > _MAX_COLUMN_NAME for each in names)
     for number, row in enumerate(itertools.chain(sample, cleaned)):
         if number == at:
-            if with_names or len(sample) == at + 1:
-                yield " | ".join(columns).rstrip(" |")
+            if with_names or are_cut or len(sample) == at + 1:
+                yield " | ".join(names if are_cut else columns).rstrip(" |")
         elif at is None or number < at or not any(row):
             yield " | ".join(row).rstrip(" |") if with_names else " | ".join(cell for cell in row if cell)
         else:
