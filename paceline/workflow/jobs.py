@@ -101,10 +101,12 @@ def bearings(question: str, passages: Sequence[str]) -> list[float]:
     the rarer ones weighing more. A name is what tells the passage that answers from those that could answer another
     question of the kind, which a small model answers as well."""
     held = [set(reading.words_apart(passage)) for passage in passages]
-    counts = {word: sum(word in words for words in held) for word in set(reading.words_apart(question))}
+    counts = {word: sum(word in words for words in held) for word in reading.words_apart(question)}
     weights = {word: math.log(len(held) / count) for word, count in counts.items() if count}
     whole = sum(weights.values())
-    return [sum(weights[word] for word in words & weights.keys()) / whole if whole else 1.0 for words in held]
+    # In the question's order: that of a set differs from process to process, and with it the last bit of a sum.
+    sums = (sum(weight for word, weight in weights.items() if word in words) for words in held)
+    return [each / whole if whole else 1.0 for each in sums]
 
 
 def summary_of(reply: str, text: str) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 
 import pytest
@@ -89,6 +93,19 @@ def test_what_still_disagrees_after_the_last_round_is_read_by_the_answer_each_an
     replies = Replies([1.0] * 4)
     assert heard(replies, *[spans] * (ROUNDS + 1)) == [[0, 1, 2]] * ROUNDS + [[]]
     assert replies.order() == [0, 1, 2, 3]
+
+
+def test_what_a_passage_holds_of_a_question_does_not_depend_on_the_order_of_a_set() -> None:
+    asked = "alpha bravo charlie delta echo foxtrot golf hotel"
+    passages = [" ".join(words) for words in itertools.combinations(asked.split(), 3)]
+    code = f"from paceline.workflow.jobs import bearings; print(bearings({asked!r}, {passages[::5]!r}))"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert said[0] == said[1] == said[2] != b""
 
 
 def test_a_reply_from_a_passage_with_little_of_the_question_counts_for_nothing_beside_a_better_one() -> None:
