@@ -31,6 +31,7 @@ from paceline.api.responses.request import (
     first_state,
     new_id,
     search_of,
+    set_apart,
 )
 from paceline.api.responses.runs import DIVERGED, PREFIX, Responses
 from paceline.api.responses.store import ENDS, EventRow, ResponseRecord, Turn
@@ -56,6 +57,7 @@ async def conversation_of(asked: ResponseRequest, given: Sequence[Json], log: Ev
     else:
         room_left = room - len(given)
         earlier = await _earlier(asked.previous_response_id, log, caller.key, room_left, truncate=truncate)
+    set_apart(given, earlier)
     items = [*earlier, *given]
     if len(items) <= room:
         return items

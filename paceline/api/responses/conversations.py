@@ -21,7 +21,7 @@ from paceline.api.http.body import Json, PageQuery, Schema, answer, deleted, enc
 from paceline.api.http.routing import Caller, ServiceDep, of_app
 from paceline.api.openapi import answered, keyed_router
 from paceline.api.responses.log import EventLog
-from paceline.api.responses.request import InputItem, input_items, new_id
+from paceline.api.responses.request import InputItem, input_items, new_id, set_apart
 from paceline.api.responses.store import CONVERSATION_PREFIX, ResponseRecord
 from paceline.errors import RequestError
 
@@ -126,11 +126,12 @@ async def list_items(items: Items, query: Annotated[PageQuery, Query()]) -> Resp
 
 
 @router.post("/{conversation_id}/items", responses=_ITEMS)
-async def add_items(asked: ItemsRequest, found: Found, log: LogDep) -> Response:
+async def add_items(conversation_id: str, asked: ItemsRequest, earlier: Items, log: LogDep) -> Response:
     """Add items to a conversation."""
     items = input_items(asked.items, field="items")
+    set_apart(items, earlier.values())
     encoded = [encode_json(item) for item in items]
-    await log.change(lambda: log.conversations.append(found["id"], encoded, time.time()))
+    await log.change(lambda: log.conversations.append(conversation_id, encoded, time.time()))
     return listing(items, more=False)
 
 

@@ -255,7 +255,19 @@ def input_items(given: str | Sequence[InputItem], *, field: str = "input") -> li
     if isinstance(given, str):
         content = [{"type": "input_text", "text": given}]
         return [{"id": new_id("msg"), "type": "message", "status": "completed", "role": "user", "content": content}]
-    return [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if not _is_skipped(item)]
+    items = [_item(item, f"{field}[{index}]") for index, item in enumerate(given) if not _is_skipped(item)]
+    set_apart(items, ())
+    return items
+
+
+def set_apart(items: Sequence[Json], earlier: Iterable[Json]) -> None:
+    """Give new ids to the items that have that of one before them: clients send back what they were given, and pages
+    and removals go by ids."""
+    seen = {item["id"] for item in earlier}
+    for item in items:
+        if item["id"] in seen:
+            item["id"] = new_id(_PREFIXES[item["type"]])
+        seen.add(item["id"])
 
 
 def _is_skipped(item: InputItem) -> bool:

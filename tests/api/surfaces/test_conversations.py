@@ -49,6 +49,16 @@ def test_responses_add_what_was_asked_and_answered(client: openai.OpenAI, servic
     assert [role for role, _ in said(client, made.id)] == ["user", "user", "assistant", "user", "assistant"]
 
 
+def test_an_item_that_comes_again_is_listed_once_more_under_an_id_of_its_own(client: openai.OpenAI) -> None:
+    first: Any = {"type": "message", "id": "msg_1", "role": "user", "content": "a"}
+    made = client.conversations.create(items=[first, first])
+    client.conversations.items.create(made.id, items=[first])
+    client.responses.create(model="scripted", input=[first], conversation=made.id)
+    listed = list(itertools.islice(client.conversations.items.list(made.id, limit=1, order="asc"), 9))
+    assert len(listed) == len({item.id for item in listed}) == 5
+    assert [text for _, text in said(client, made.id)] == ["a"] * 4 + ["Hello there."]
+
+
 def test_a_stream_adds_too_and_its_turn_is_there_when_it_has_ended(client: openai.OpenAI) -> None:
     made = client.conversations.create()
     *_, last = client.responses.create(model="scripted", input="Hi", conversation=made.id, stream=True)
