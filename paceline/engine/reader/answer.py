@@ -119,7 +119,8 @@ ValuePath = tuple[str | int, ...]  # of a value: names of properties and places 
 Texts = Sequence[tuple[str, float]]  # and their mass
 
 _CALL, _CALL_END = "<tool_call>\n", "\n</tool_call>"
-_NUMBER = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?|-?\d+(?:\.\d+)?")
+# A hyphen behind a letter or a digit is no minus; what three digits do not follow divides no thousands.
+_NUMBER = re.compile(r"(?:(?<![\w-])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d{1,3}(?:\.\d{3})+,\d+|\d+(?:[.,]\d+)?)")
 _SCALAR = re.compile(r"[^\s,:\]}\[{\"]+")
 _LISTING = re.compile(r",\s(?:(?:and|or)\s)?|\s(?:and|or|&)\s")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -127,6 +128,20 @@ _DEEPEST = 2  # objects and lists in one another that are opened where they need
 _VALUES = {"{": 0.4, "[": 0.3, "true": 0.2}  # shares of the mass of a value's texts
 _OTHERS = {"]": 0.3, "null": 0.2, "{": 0.15, "0": 0.1, "false": 0.1, "[": 0.05, '"': 0.05}  # where nothing is known
 _LEANING = 0.5  # how much more than for other tokens a document without an answer is for these: one that knows decides
+
+
+def number_in(text: str) -> str:
+    """The first number of a text as JSON has it, without marks of thousands and leading zeros, and with a decimal
+    point; "" without one."""
+    if (match := _NUMBER.search(text)) is None:
+        return ""
+    number = match[0]
+    whole, mark, rest = number.rpartition(",")
+    if re.fullmatch(r"-?\d{1,3}(?:,\d{3})*,\d{3}(?:\.\d+)?", number):
+        number = number.replace(",", "")
+    elif mark:
+        number = f"{whole.replace('.', '')}.{rest}"
+    return re.sub(r"^(-?)0+(?=\d)", r"\1", number)
 
 
 class Spelling:
@@ -220,8 +235,8 @@ class Form:
         values: list[tuple[str, float]] = []
         for text, mass in texts:
             values.append((json.dumps(text, ensure_ascii=False), mass))
-            if number := _NUMBER.search(text):
-                values.append((number[0].replace(",", ""), mass))
+            if number := number_in(text):
+                values.append((number, mass))
         values += [(value, share * known) for value, share in _VALUES.items() if not is_deep or value == "true"]
         others = {each: share for each, share in _OTHERS.items() if not (is_deep and each in "{[")}
         if not place.is_first or isinstance(place.path[-1], str):

@@ -14,6 +14,7 @@ from paceline.core.sampling.sampler import Constraint, apply_mask
 from paceline.engine.base import LoadedModel
 from paceline.engine.grammar.compiler import GrammarCompiler
 from paceline.engine.loader import load_model
+from paceline.engine.reader.answer import number_in
 from paceline.engine.reader.question import question_for
 from paceline.models import READER
 
@@ -109,6 +110,18 @@ def test_a_property_is_what_the_document_that_knows_has_for_it(
 ) -> None:
     found: dict[str, Any] = json.loads(written(model, grammars, schema(**properties), question, (FERRY, *others)))
     assert found == ({"info": {"captain": "Ostrey"}} if right is None else dict(zip(properties, right, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("12,50 EUR", "12.50"), ("1,234 boats", "1234"), ("1,234,567.5", "1234567.5"), ("1.234,50", "1234.50"),
+        ("INV-2041", "2041"), ("-3 degrees", "-3"), ("10-15", "10"), ("0123", "123"), ("0.5 m", "0.5"),
+        ("-0,5", "-0.5"),
+    ],
+)  # fmt: skip
+def test_a_number_of_a_text_is_written_as_json_has_it(text: str, number: str) -> None:
+    assert number_in(text) == number and json.loads(number) is not None
 
 
 @pytest.mark.parametrize("documents", [(), (SHOP, CREW, "Bread costs 3 euros.")])
