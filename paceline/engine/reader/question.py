@@ -26,6 +26,10 @@ _CLAUSE = re.compile(
 )
 _NOUN = r"(?:the|my|our|your|his|her|their|its|a|an)\s"
 _LISTED = re.compile(rf"^(what|who|where|when)\s+(?:are|were)\s+({_NOUN}.+?),?\s+and\s+({_NOUN}.+)$", re.IGNORECASE)
+_LISTED_APART = re.compile(  # two things of something each: "the name of the inn and the brewery" asks for one
+    rf"^(what|who)\s+(?:is|was)\s+({_NOUN}(?!sum|total|difference|distance|average|ratio)(?:(?!\sand\s).)+?\s(?:of|for)\s.+?),?\s+and\s+({_NOUN}.+?\s(?:of|for)\s.+)$",
+    re.IGNORECASE,
+)
 _WISHED = re.compile(
     r"^((?:please\s+)?(?:(?:can|could)\s+you\s+)?(?:tell me|give me|i need|i want|do you know|remind me of)\s+)"
     rf"({_NOUN}.+?),?\s+and\s+(?:also\s+)?({_NOUN}.+)$",
@@ -96,7 +100,7 @@ def separate_questions(message: str) -> tuple[str, ...]:
 
 def _conjoined(clause: str) -> list[str]:
     """The parts of a clause that asks for two things with one verb."""
-    if match := _LISTED.match(clause):
+    if match := _LISTED.match(clause) or _LISTED_APART.match(clause):
         verb = {"what": "what is", "who": "who is", "where": "where is", "when": "when is"}[match[1].lower()]
         return [f"{verb} {match[2]}", f"{verb} {match[3]}"]
     if match := _WISHED.match(clause):
@@ -200,17 +204,26 @@ _POLITE = re.compile(
     rf"(?:{_GREET}|there|all|everyone|again|you|so|very|much|a lot|for (?:your|the|that) ?(?:help|answer)?"
     r"|how are you(?: doing)?|how is it going|what's up|nice to meet you|please|me|today|-p|-)(?: |$)"
 )
-_ABOUT_ITSELF = re.compile(
-    r"(?:so )?(?:what (?:can|could|do) (?:you|i) (?:do|help|answer|know|ask|offer)\b.*|what (?:are|is) (?:you|this)"
-    r"(?: for)?|who are you.*|what (?:kind of )?(?:questions|documents|model|things) (?:can|do|are|have) (?:you|i)\b.*"
-    r"|how (?:can|do|does|should) (?:you|i|this|it) (?:help|work|use)\b.*|(?:can|could|will) you help(?: me)?"
-    r"|help me|introduce yourself|tell me about yourself|what are you able to do.*|your (?:abilities|capabilities))"
+_ITSELF = (  # ends such a question; what it goes on with otherwise is something that a document may know
+    r"(?: (?:with|for|about|of|to|and|exactly|really|here|now|today|best|all|else|anyway"
+    r"|me|us|my|you|your|yourself|it|this|that|them|documents|files|questions|chat|bot|model|assistant|demo|page|app))*"
 )
+_ABOUT_ITSELF = re.compile(
+    r"(?:so )?(?:(?:what (?:can|could|do) (?:you|i) (?:do|help|answer|know|ask|offer)|what (?:are|is) (?:you|this)"
+    r"|who are you|what (?:kind of )?(?:questions|documents|model|things) (?:can|do|are|have) (?:you|i)"
+    r"(?: (?:do|help|answer|know|ask|offer|have|read|see|understand))?"
+    r"|how (?:can|do|does|should) (?:you|i|this|it) (?:help|work|use)|(?:can|could|will) you help"
+    rf"|help me|introduce yourself|tell me about yourself|what are you able to do){_ITSELF}"
+    r"|your (?:abilities|capabilities))"
+)
+_MAKING = r"(?:give me|write|make|create|draft|compose|generate|produce|provide)(?! down)(?: me)?"
 _WRITING = re.compile(
     r"(?:please |kindly |can you |could you |would you |will you |i want you to |i'd like you to )*"
     r"(?:summari[sz]e|sum up|translate|paraphrase|rephrase|rewrite|proofread|tl;?dr"
-    r"|(?:give me|write|make|create|draft|compose|generate|produce|provide)(?! down)(?: me)?(?: an?| the| some)? "
-    r"(?:\w+ ){0,2}(?:summary|overview|translation|poem|story|essay|e-?mail|letter|text|code|function|script|joke|song)"
+    rf"|{_MAKING}(?: (?:an?|the|some))?(?: \w+){{0,2}} (?:summary|overview|translation|poem|story|essay|joke)"
+    # A document may hold others: "give me the code of the garage".
+    rf"|{_MAKING}(?: (?:an?|some))?(?: (?!(?:the|my|our)\b)\w+){{0,2}} "
+    r"(?:e-?mail|letter|text|code|function|script|song)"
     r"|tell me a (?:joke|story))\b"
 )
 _CONVERSED = re.compile(r"\b(?:conversation|chat|dialogue|discussion)\b", re.IGNORECASE)

@@ -9,6 +9,8 @@ import pytest
 from paceline.engine.reader.question import ABILITIES, CANNOT, asked, is_foreign, own_answer, parts_of
 from paceline.models import SAMPLES
 
+SUM = "What is the sum of the bill for the roof and the bill for the door?"
+
 
 @pytest.mark.parametrize(
     ("message", "parts"),
@@ -22,6 +24,12 @@ from paceline.models import SAMPLES
             "What are the code of the garage and the opening hour of the library?",
             ("What is the code of the garage?", "What is the opening hour of the library?"),
         ),
+        (
+            "What is the code of the garage and the email of the caretaker?",
+            ("What is the code of the garage?", "What is the email of the caretaker?"),
+        ),
+        ("What is the name of the inn and the brewery?", ("What is the name of the inn and the brewery?",)),
+        (SUM, (SUM,)),
         ("Where are the spare fuses and the manual?", ("Where is the spare fuses?", "Where is the manual?")),
         ("When do the library and my gym close?", ("When does the library close?", "When does my gym close?")),
         ("Tell me the code of the gate and the price of a stall.", ("Tell me the code of the gate?",
@@ -52,12 +60,22 @@ def test_any_message_has_at_least_one_part_and_at_most_three(message: str) -> No
 
 
 OWN: dict[str | None, tuple[str, ...]] = {
-    ABILITIES: ("Hello", "-p hi", "Hi there, how are you?", "Guten Tag!", "ok, thanks", "what can you do?", "help"),
+    ABILITIES: (
+        "Hello",
+        "-p hi",
+        "Hi there, how are you?",
+        "Guten Tag!",
+        "ok, thanks",
+        "what can you do?",
+        "help",
+        "How can you help me with my documents?",
+    ),
     CANNOT: (
         "Summarise the lease.",
         "Could you translate this?",
         "Give me a summary of the lease",
         "Can you write an e-mail to my landlord?",
+        "Write some python code",
     ),
     None: (
         "Hello, when does the library open?",
@@ -67,6 +85,13 @@ OWN: dict[str | None, tuple[str, ...]] = {
         "Who wrote the summary?",
         "What can dogs do on board?",
         "Write down the code.",
+        "Give me the code of the garage.",
+        "Give me the garage code",
+        "Provide our caretaker's email",
+        "How do I use the washing machine?",
+        "What do I do if the fire alarm goes off?",
+        "What documents do I need for the visa?",
+        "Who are your neighbours?",
         "a" * 5000,
     ),
 }
