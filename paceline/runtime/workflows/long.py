@@ -13,7 +13,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Final, Protocol
 
 from paceline.core.side import Side
@@ -204,6 +204,8 @@ class SummaryJobs(PassageJobs):
             level = self._level(said)
             if len(level.read) < len(said):
                 return self._more(launch, level)
+            ends = [place * len(said) // READ for place in range(READ + 1)]  # one of each document: none is left out
+            said = [joined(said[begin:end]) for begin, end in pairwise(ends)]
         self.chosen = said
         return Outcome()
 
@@ -221,7 +223,9 @@ def chosen_of(readings: Sequence[PassageJobs], side: Side) -> tuple[tuple[Passag
 
 
 def joined(found: Sequence[Found]) -> Found:
-    """Texts that follow each other as one passage, of no store: nothing computed of it is kept with one."""
-    first = found[0]
-    text = "\n".join(each.passage.text.strip() for each in found)
+    """Texts that follow each other as one passage, of no store: nothing computed of it is kept with one. Those of
+    several documents are named."""
+    first, passages = found[0], [each.passage for each in found]
+    are_apart = len({each.file_id or each.document for each in passages}) > 1
+    text = "\n".join(f"{each.document}: " * are_apart + each.text.strip() for each in passages)
     return replace(first, passage=replace(first.passage, text=text, collection=""))

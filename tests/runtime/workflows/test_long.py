@@ -209,6 +209,18 @@ async def test_a_folder_is_summarised_part_by_part_and_then_in_fewer_texts() -> 
     assert first and "Part 1" in first[0] and done.degraded is None
 
 
+async def test_a_summary_of_many_documents_leaves_none_out() -> None:
+    @dataclass
+    class Shelf(Folder):
+        def whole(self, query: str) -> Sequence[Found]:  # noqa: ARG002
+            return [found(place, text, f"{place}.md") for place, text in enumerate(self.texts)]
+
+    asked = changed(LONG, messages=({"role": "user", "content": "Summarise this folder."},))
+    read, _ = await answered(Shelf(texts=["The gate is green."] * 19), Readers(), asked, replace(TERMS, passages=48))
+    assert len(read) == READ
+    assert "\n".join(read).split("\n") == [f"{place}.md: The gate is green." for place in range(19)]
+
+
 async def test_leaving_stops_every_job_and_frees_the_units() -> None:
     models, driver = Readers(hold="job"), WorkflowDriver(UnitRegistry("device"))
     run = WorkflowRun(LONG, Folder(), driver, models.admit, terms=TERMS)
