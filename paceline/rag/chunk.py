@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import accumulate, islice, pairwise
 
-from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TITLE, Kind, kind_of
+from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TITLE, Kind, fence_after, kind_of
 from paceline.rag.parsing.process import Parsed
 from paceline.rag.records import titled
 
@@ -29,7 +29,6 @@ from paceline.rag.records import titled
 
 MAX_PLACE = 120  # characters
 _HEADING = re.compile(r"#{1,6}[ \t]")
-_FENCE = re.compile(r"[ \t]*(```|~~~)")
 _MODIFIER = (
     r"(?:export|default|public|private|protected|internal|static|final|abstract|async|pub|pub\([a-z]{1,16}\)|unsafe)"
 )
@@ -46,11 +45,10 @@ Place = Callable[[int, int], str]  # of the characters [start, end) of a text
 def heading_starts(text: str) -> tuple[tuple[int, int, str], ...]:
     """(start, end, words) of each Markdown heading. Lines within code fences are not headings."""
     found = []
-    position, fenced = 0, False
+    position, fence = 0, ""
     for line in text.split("\n"):
-        if _FENCE.match(line):
-            fenced = not fenced
-        elif not fenced and _HEADING.match(line):
+        before, fence = fence, fence_after(line, fence)
+        if not (before or fence) and _HEADING.match(line):
             found.append((position, position + len(line), line.strip("# \t")))
         position += len(line) + 1
     return tuple(found)

@@ -193,6 +193,12 @@ def test_pages_and_slides_are_counted_from_one() -> None:
     assert place_of("first second", "first second", "pptx", (0, 6)) == "slides 1\u20132"
 
 
+def test_what_looks_like_a_fence_hides_no_heading_behind_it() -> None:
+    fences = ("```code```", "````\n```\n# no\n````", "~~~ text\n```\n# no\n~~~", "``` sh\n# no\n``` sh\n# no\n```  ")
+    for fence in fences:
+        assert [words for _, _, words in heading_starts(f"# Guide\n{fence}\n# Hours\n")] == ["Guide", "Hours"], fence
+
+
 def test_definitions_begin_with_the_comments_and_decorators_above_them() -> None:
     assert [(CODE[start:].splitlines()[0].strip(), name) for start, name in definitions(CODE)] == [
         ("# Says where the lamp is.", "lamp"),

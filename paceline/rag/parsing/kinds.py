@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePath
@@ -69,3 +70,18 @@ NAMED_KINDS = (  # for people
 def kind_of(name: str) -> Kind | None:
     """The kind that a file's name claims; None: its content has to tell."""
     return SUFFIXES.get(PurePath(name).suffix.lower())
+
+
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
+
+
+def fence_after(line: str, fence: str) -> str:
+    """The fence of the block of code that a line begins or goes on with (CommonMark 4.5); "" outside of one. fence:
+    before the line."""
+    match = _FENCE.match(line)
+    if match is None:
+        return fence
+    mark, rest = match.groups()
+    if not fence:
+        return "" if "`" in mark and "`" in rest else mark
+    return "" if mark.startswith(fence) and not rest.strip() else fence

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TEXT_BYTES, MAX_TITLE, kind_of
+from paceline.rag.parsing.kinds import FULL_STOPS, MAX_TEXT_BYTES, MAX_TITLE, fence_after, kind_of
 from paceline.rag.parsing.readers.content import ReadText, TextBuilder, UnreadableError, decode
 
 
@@ -69,11 +69,11 @@ def _with_tables(text: str) -> str:
     """A Markdown text whose tables have the names of their columns in each row, as those of other kinds."""
     lines = text.split("\n")
     made: list[str] = []
-    at, fenced = 0, False
+    at, fence = 0, ""
     while at < len(lines):
         line, end = lines[at], at + 1
-        fenced ^= line.lstrip().startswith(("```", "~~~"))
-        if not fenced and "|" in line and end < len(lines) and set("|-") <= set(lines[end]) <= set("|-: \t"):
+        fence = fence_after(line, fence)
+        if not fence and "|" in line and end < len(lines) and set("|-") <= set(lines[end]) <= set("|-: \t"):
             end = next((i for i in range(end + 1, len(lines)) if "|" not in lines[i]), len(lines))
             rows = (row.strip().removeprefix("|").removesuffix("|").strip() for row in [line, *lines[at + 2 : end]])
             table = "\n".join(rows)
