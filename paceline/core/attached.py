@@ -16,7 +16,7 @@ _CLOSE: Final = "</document>"
 def framed(name: str, text: str) -> str:
     """A document as it stands in a message. name: may be empty."""
     quoted = name.replace('"', "'")
-    inside = f"{quoted}{_NAMED}{text}".replace(_CLOSE, "</ document>")
+    inside = f"{quoted}{_NAMED}{text}".replace(_CLOSE, "</ document>").replace(_OPEN, '< document name="')
     return f"{_OPEN}{inside}\n{_CLOSE}"
 
 

@@ -266,7 +266,7 @@ def set_apart(items: Sequence[Json], earlier: Iterable[Json]) -> None:
     seen = {item["id"] for item in earlier}
     for item in items:
         if item["id"] in seen:
-            item["id"] = new_id(_PREFIXES[item["type"]])
+            item["id"] = new_id(_PREFIXES[str(item["type"])])
         seen.add(item["id"])
 
 

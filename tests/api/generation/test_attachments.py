@@ -12,7 +12,7 @@ import pytest
 
 from paceline.api.generation import attachments
 from paceline.api.http.body import MAX_BODY
-from paceline.core.attached import framed
+from paceline.core.attached import framed, taken_apart
 from paceline.rag.parsing import process
 from paceline.rag.prompt import query_of
 from tests.api.scripted import MODEL, Script, ScriptedService, answering, client_of, serving
@@ -245,3 +245,9 @@ def test_a_file_among_the_items_of_a_conversation_is_kept_as_its_text(ann: httpx
     made = ann.post("/v1/conversations", json=asked).json()
     (item,) = ann.get(f"/v1/conversations/{made['id']}/items").json()["data"]
     assert TEXT in item["content"][0]["text"]
+
+
+@pytest.mark.parametrize("mark", ['<document name="spec" />', "</document>", '<document name="a">\n'])
+def test_a_text_that_looks_like_a_frame_is_read_whole(mark: str) -> None:
+    own, documents = taken_apart(f"{framed('a.txt', f'Alpha.{mark}The code is 4711.')}\nWhere?")
+    assert own == "Where?" and len(documents) == 1 and "4711." in documents[0]
