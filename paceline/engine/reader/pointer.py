@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +30,7 @@ _LONGEST_SPAN = 24  # tokens
 _CANDIDATES = 120  # spans of a window, as places
 _KEPT = 24  # of them, as texts
 _MARKS = " \t\r\n.,;:!?*_|\"'()[]#-"  # not at the edges of an answer
+_SIGN = re.compile(r"(?<![\w-])--?$")
 _LEAD = re.compile(r"^(?:(?:at|by|for|from|in|of|on|to)\s)?(?:(?:the|an?|my|our|his|her)\s)?(?=\w)", re.IGNORECASE)
 _DATE = re.compile(r"\b\d{4}-\d\d?-\d\d?\b")
 _CUT = (";", "\n", "\r", "|", "  ", "\t")  # where an answer ends: between lines, columns and parts of an answer
@@ -122,18 +124,26 @@ class Pointer:
         found = []
         for score, place in zip(pairs[places].tolist(), places.tolist(), strict=True):
             a, b = divmod(place, len(ids))
-            text = _answer(document, offsets[a][0], offsets[b][1])
+            begin, text = _answer(document, offsets[a][0], offsets[b][1])
             if text and score > -math.inf:
-                found.append(_Span(document.index(text, offsets[a][0]), text, score))
+                found.append(_Span(begin, text, score))
         return found
 
 
-def _answer(document: str, begin: int, end: int) -> str:
-    """The span without marks around it; "" for one over several lines or sentences, and for one that cuts a word or
-    what else belongs together."""
-    text = document[begin:end].strip(_MARKS)
+def _answer(document: str, begin: int, end: int) -> tuple[int, str]:
+    """The span without marks around it, and where it begins; "" for one over several lines or sentences, and for one
+    that cuts a word or what else belongs together."""
+    while end < len(document) and unicodedata.combining(document[end]):
+        end += 1
     is_cut = any(_is_inside(document, edge) for edge in (begin, end))
-    return "" if is_cut or any(mark in text for mark in _CUT) or SENTENCE_END.search(text) else text
+    begin += len(document[begin:end]) - len(document[begin:end].lstrip(_MARKS))
+    end = begin + len(document[begin:end].rstrip(_MARKS))
+    sign = _SIGN.search(document, max(0, begin - 3), begin)  # "-4", "--force", "C#"
+    if sign is not None and (document[begin : begin + 1].isdigit() or len(sign[0]) > 1):
+        begin = sign.start()
+    end += document[end : end + 1] == "#" and document[end - 1].isalpha()
+    text = document[begin:end]
+    return begin, "" if is_cut or any(mark in text for mark in _CUT) or SENTENCE_END.search(text) else text
 
 
 def _is_inside(document: str, edge: int) -> bool:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 MAX_PARTS = 3
-MAX_CHARACTERS = 1000  # of a message's end, that are read: patterns take the square of them
+MAX_CHARACTERS = 1000  # of a question: patterns take the square of them
 
 _ASKING = (
     r"(?:(?:at|in|on|for|from|by|to|with|until|under|of|between|within|behind|through|since)\s+)?"
@@ -50,12 +51,19 @@ _SENTENCE = re.compile(r"(?<=[?!.])\s+|\n+")
 
 
 def asked(message: str) -> tuple[str, str]:
-    """(what stands before the question, the question): the sentences that end with a question mark, else all of it."""
-    sentences = [each.strip() for each in _SENTENCE.split(message[-MAX_CHARACTERS:]) if each.strip()]
-    questions = [each for each in sentences if each.endswith("?")]
-    if not questions:
-        return "", " ".join(sentences)
-    return "\n".join(each for each in sentences if each not in questions), " ".join(questions)
+    """(what stands beside the question, the question): the sentences that end with a question mark, else all of it. Of
+    a long message those at its end, else those at its beginning: what is between may be a letter that asks things."""
+    sentences = [each.strip() for each in _SENTENCE.split(message) if each.strip()]
+    near = (_ending(sentences), _ending(sentences[::-1])[::-1], sentences)
+    questions = next(filter(None, ([each for each in some if each.endswith("?")] for some in near)), near[0])
+    beside = "\n".join(each for each in sentences if each not in questions)
+    return beside, " ".join(questions)[-MAX_CHARACTERS:]
+
+
+def _ending(sentences: Sequence[str]) -> list[str]:
+    """The last sentences, at least one, of so many characters together as a question may have."""
+    lengths = accumulate(len(each) + 1 for each in reversed(sentences))
+    return list(sentences[-max(1, sum(length <= MAX_CHARACTERS for length in lengths)) :])
 
 
 def parts_of(message: str, most: int = MAX_PARTS) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engine.reader.engine import load_pointer
 from paceline.engine.reader.place import Places, shared_words
-from paceline.engine.reader.pointer import Pointer, with_line_marks
+from paceline.engine.reader.pointer import Pointer, _answer, with_line_marks
 from paceline.models import READER
 
 
@@ -105,6 +105,20 @@ def test_what_a_document_does_not_say_is_not_answered(pointer: Pointer) -> None:
         ("Where is the spare key?", WILL),
     ):
         assert pointer.read(question, document).answered < 0.5, question
+
+
+@pytest.mark.parametrize(
+    ("document", "span", "whole"),
+    [
+        ("It is -4 degrees.", "4 degrees", "-4 degrees"), ("It is -4 degrees.", "-4 degrees", "-4 degrees"),
+        ("- 4 eggs", "4 eggs", "4 eggs"), ("from 3-4 eggs", "4 eggs", "4 eggs"), ("Written in C#.", "C", "C#"),
+        ("Say --force twice.", "force", "--force"), ("a well-made bed", "made", "made"), ("-bed", "-bed", "bed"),
+        ("By Andre\u0301.", "Andre", "Andre\u0301"), ("(the pier)", "(the pier)", "the pier"),
+    ],
+)  # fmt: skip
+def test_an_answer_has_no_marks_around_it_but_those_of_its_own(document: str, span: str, whole: str) -> None:
+    begin = document.index(span)
+    assert _answer(document, begin, begin + len(span)) == (document.index(whole), whole)
 
 
 @pytest.mark.parametrize("document", ["", "\n", "a\n\n  b: c \nd\n", "\r\n x"])

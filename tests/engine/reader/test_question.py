@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paceline.engine.reader.question import ABILITIES, CANNOT, asked, is_foreign, own_answer, parts_of
+from paceline.engine.reader.question import ABILITIES, CANNOT, MAX_CHARACTERS, asked, is_foreign, own_answer, parts_of
 from paceline.models import SAMPLES
 
 SUM = "What is the sum of the bill for the roof and the bill for the door?"
@@ -52,6 +52,18 @@ def test_what_stands_before_a_question_is_not_asked() -> None:
         "What is the alarm code?",
     )
     assert asked("Hello there") == ("", "Hello there")
+
+
+def test_a_long_message_is_read_whole_and_its_question_wherever_it_stands() -> None:
+    rain = "We have had rain for weeks. " * 60
+    said, letter = "The rent is 640 crowns.", f"Dear Ann. {rain} How are you? {rain}"
+    question = "What is the rent?"
+    for message in (f"{question}\n{said} {letter}", f"{said} {letter}\n{question}"):
+        beside, found = asked(message)
+        assert question in found and said in beside and parts_of(message)[-1] == question
+    beside, found = asked(f"{letter} {said} Tell me the rent.")
+    assert found.endswith("Tell me the rent.") and len(found) <= MAX_CHARACTERS and "Dear Ann" in beside
+    assert len(asked("?" * 5000)[1]) == MAX_CHARACTERS
 
 
 @pytest.mark.parametrize("message", ["", " ", "?", "and and?", "\n\n", "?" * 500, "and what " * 300])
