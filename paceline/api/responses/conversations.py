@@ -144,6 +144,6 @@ async def show_item(item: Item) -> Response:
 @router.delete("/{conversation_id}/items/{item_id}", responses=_SHAPE)
 async def delete_item(item: Item, found: Found, log: LogDep, caller: Caller, service: ServiceDep) -> Response:
     """Delete an item of a conversation, and what answers of its key have taught look-up tables."""
-    await log.change(lambda: log.conversations.remove(found["id"], item[0], time.time()))
+    await log.change(lambda: log.conversations.remove(found["id"], item[0], encode_json(item[1]), time.time()))
     await service.forget_answers(caller.key)
     return answer(found)

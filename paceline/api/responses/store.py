@@ -320,10 +320,13 @@ class ConversationRows:
         execute(_DROP, (conversation, conversation, MAX_CONVERSATION))
         return self._changed(conversation, now)
 
-    def remove(self, conversation: str, number: int, now: float) -> int:
-        """Remove an item, and overwrite its page in the file."""
+    def remove(self, conversation: str, number: int, item: bytes, now: float) -> int:
+        """Remove an item, and overwrite its page in the file. Nothing if it is gone: another may have its number."""
         with self._rows.readable_errors():
             with self._rows.changing():
+                rows = self._rows.read(conversation, number - 1, 1)
+                if [row.data for row in rows if row.sequence == number] != [item]:
+                    return 0
                 one = "DELETE FROM events WHERE response = ? AND sequence = ?"
                 self._rows.connection.execute(one, (conversation, number))
                 grown = self._changed(conversation, now)

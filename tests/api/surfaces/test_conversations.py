@@ -59,6 +59,17 @@ def test_an_item_that_comes_again_is_listed_once_more_under_an_id_of_its_own(cli
     assert [text for _, text in said(client, made.id)] == ["a"] * 4 + ["Hello there."]
 
 
+def test_an_item_that_is_gone_takes_no_other_with_it_that_has_its_number() -> None:
+    store, now = EventStore(None), time.time()
+    store.conversations.create(ResponseRecord("conv_1", "key", now, None, b"{}"), [b'{"id":"a"}', b'{"id":"b"}'])
+    last = store.read("conv_1", -1, -1)[-1]
+    for _ in range(2):
+        store.conversations.remove("conv_1", last.sequence, last.data, now)
+        store.conversations.append("conv_1", [b'{"id":"c"}'], now)
+    assert [row.data for row in store.read("conv_1", -1, -1)] == [b'{"id":"a"}', b'{"id":"c"}', b'{"id":"c"}']
+    store.close()
+
+
 def test_a_stream_adds_too_and_its_turn_is_there_when_it_has_ended(client: openai.OpenAI) -> None:
     made = client.conversations.create()
     *_, last = client.responses.create(model="scripted", input="Hi", conversation=made.id, stream=True)
