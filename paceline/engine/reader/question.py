@@ -54,7 +54,7 @@ def asked(message: str) -> tuple[str, str]:
     """(what stands beside the question, the question): the sentences that end with a question mark, else all of it. Of
     a long message those at its end, else those at its beginning: what is between may be a letter that asks things."""
     sentences = [each.strip() for each in _SENTENCE.split(message) if each.strip()]
-    near = (_ending(sentences), _ending(sentences[::-1])[::-1], sentences)
+    near = (_ending(sentences), _ending(sentences[::-1])[::-1])
     questions = next(filter(None, ([each for each in some if each.endswith("?")] for some in near)), near[0])
     beside = "\n".join(each for each in sentences if each not in questions)
     return beside, " ".join(questions)[-MAX_CHARACTERS:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import sys
@@ -590,6 +591,25 @@ def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: Pars
         f"{'<p>' * 10_000}x{'</p>' * 10_000}",
     ):
         assert parser.parse_bytes("a.xml", kept.encode()).text == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("copy <source> <target>", "copy <source> <target>"), ("List<string>", "List<string>"),
+        ("if a <b and c> d", "if a <b and c> d"), ("<b>Cold</b> and <i>wet</i>", "Cold and wet"), ("a<br/>b", "a b"),
+    ],
+)  # fmt: skip
+def test_a_text_of_xml_is_html_where_it_has_such_elements_alone(parser: ParserProcess, text: str, read: str) -> None:
+    data = f"<r><a>1</a><b>{html.escape(text)}</b></r>".encode()
+    assert parser.parse_bytes("a.xml", data).text == f"a: 1\nb: {read}"
+
+
+def test_a_raised_number_is_told_from_what_stands_before_it(parser: ParserProcess) -> None:
+    page = "<p>The rent is 640<sup>1</sup> EUR for 58 m<sup>2</sup>, on the 1<sup>st</sup>.</p>"
+    assert parser.parse_bytes("a.html", page.encode()).text == "The rent is 640^1 EUR for 58 m^2, on the 1st."
+    made = word(paragraph(run("640") + run("1", '<w:vertAlign w:val="superscript"/>') + run(" EUR")))
+    assert parser.parse_bytes("a.docx", made).text == "640^1 EUR"
 
 
 def test_without_its_library_xml_is_read_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,8 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
                 tables.append(out.place)
             if tag == "dt":
                 term = out.place
+            if tag == "sup" and "".join(map(str, element.itertext())).strip()[:1].isdigit():
+                out.text("^")  # of a power, or a note
             verbatim += tag == "pre"
             _put(element.text, verbatim, out)
             continue
@@ -230,7 +232,13 @@ def _parsed(data: bytes) -> etree._Element:
 
 # ---- XML ------------------------------------------------------------------------------------------------------------
 _SCHEMA = "{http://www.w3.org/2001/XMLSchema-instance}"
-_TAGGED = re.compile(r"</?[a-z][a-z0-9]{0,9}(?:\s[^<>]*+)?/?>")
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9]{0,9})(?:\s[^<>]*+)?/?>")
+_ELEMENTS = _BLOCKS | _HEADINGS.keys() | frozenset({  # in a text of HTML; "<source>" may be a word of a usage
+    "html", "head", "link", "meta", "title",
+    "a", "abbr", "b", "big", "br", "center", "cite", "code", "dd", "del", "dt", "em", "font", "i", "img", "ins", "kbd",
+    "li", "mark", "pre", "q", "s", "small", "span", "strike", "strong", "sub", "sup", "td", "th", "tr", "tt", "u",
+})  # fmt: skip
+_UNCLOSED = frozenset({"br", "hr", "img", "li", "p"})
 _LONGEST_WORD = 200  # characters: longer ones are data in base64, coordinates
 
 
@@ -271,7 +279,9 @@ def _value(element: etree._Element) -> object:
 
 def _said(text: str) -> str:
     """Text on one line; that of HTML where it is such; "" where only programs read it."""
-    if _TAGGED.search(text):
+    tags = _TAG.findall(text)
+    is_html = all(name in _ELEMENTS for _, name in tags) and any(end or name in _UNCLOSED for end, name in tags)
+    if is_html:
         out = TextBuilder()
         with suppress(UnreadableError):
             write_markup(b"\xef\xbb\xbf" + text.encode(), out)

@@ -216,6 +216,13 @@ def _mark_paragraph(paragraph: etree._Element, styles: Mapping[str, _Style]) -> 
             is_hidden = style.is_hidden or by_name.is_hidden
         if is_hidden and run.find(".//{*}txbxContent") is None:
             run[:] = []
+        raised = None if own is None else own.find("{*}vertAlign")
+        if (
+            raised is not None
+            and _attribute(raised, "val") == "superscript"
+            and (run.findtext("{*}t") or "")[:1].isdigit()
+        ):
+            run.insert(0, _span("^"))
 
 
 def _styles(root: etree._Element) -> dict[str, _Style]:
