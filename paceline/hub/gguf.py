@@ -246,7 +246,8 @@ class GgufFile:
             config |= {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names}
         if self.architecture.model_type == "gemma2":
             caps = {key: self.get(f"{{arch}}.{name}", default) for key, (name, default) in CAPS.items()}
-            config |= caps | {"query_pre_attn_scalar": config["head_dim"]}
+            is_27b = config["num_hidden_layers"] == 46  # the one whose heads are not as wide as its scores are scaled
+            config |= caps | {"query_pre_attn_scalar": hidden // heads if is_27b else config["head_dim"]}
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
         ends = self._ends()
