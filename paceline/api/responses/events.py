@@ -9,6 +9,7 @@ openai-openapi 2.3.0, ResponseStreamEvent.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -456,7 +457,7 @@ def _part(body: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 # ---- passages --------------------------------------------------------------------------------------------------------
-_CHUNK = "chunk"  # key of a reference
+_CHUNK, _MARK = "chunk", "mark"  # keys of a reference; a database that was made anew gives numbers of chunks again
 _PLACE = "place"
 _RECORDS = "written_from"
 
@@ -475,10 +476,14 @@ def stored_form(last: Mapping[str, Any], done: GenerationResult) -> bytes | None
     found = [citation.chunk_id for citation in done.found if citation.file_id]
     for chunk_ids, holders in ((quoted, _cited(body)), (found, _results(body))):
         for chunk_id, (holder, key) in zip(chunk_ids if holders else (), holders, strict=True):
-            holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id}
+            holder[key] = "" if chunk_id is None else {_CHUNK: chunk_id, _MARK: _mark(holder[key])}
             if holder.pop(_PLACE, None) is not None and chunk_id is not None:
                 holder[_PLACE] = holder[key]
     return encode_json(body)
+
+
+def _mark(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def filled(data: bytes, passages: Passages) -> bytes:
@@ -489,7 +494,9 @@ def filled(data: bytes, passages: Passages) -> bytes:
         return data
     known = passages({holder[key][_CHUNK] for holder, key in references})
     for holder, key in references:
-        holder[key], place = known.get(holder[key][_CHUNK], ("", ""))
+        text, place = known.get(holder[key][_CHUNK], ("", ""))
+        is_it = _mark(text) == holder[key][_MARK]
+        holder[key], place = (text, place) if is_it else ("", "")
         if holder.pop(_PLACE, None) is not None and place:
             holder[_PLACE] = place
     return encode_json(body)

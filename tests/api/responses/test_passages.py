@@ -87,6 +87,14 @@ async def test_passages_are_read_while_their_document_is_there(tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("chunks")
+async def test_a_passage_whose_number_another_text_has_now_is_gone(tmp_path: Path) -> None:
+    log = EventLog(tmp_path, passages=lambda ids: {each: ("another owner's text", "there") for each in ids})
+    last = await log.last("a")
+    assert last is not None and passages(last.data) == ["", "", "", ""] and places(last.data) == [None] * 3
+    log.close()
+
+
+@pytest.mark.usefixtures("chunks")
 async def test_passages_are_in_no_file(tmp_path: Path) -> None:
     written = b"".join(path.read_bytes() for path in tmp_path.iterdir())
     assert b"It says" in written
