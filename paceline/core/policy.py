@@ -225,8 +225,8 @@ _OTHERS: Final = re.compile(r"[\W_]+")
 
 
 def letters(text: str) -> str:
-    """The letters and digits of a text, however it is set."""
-    return _OTHERS.sub("", text.casefold())
+    """The letters and digits of a text, however it is set and its accents are written: those are left out."""
+    return _OTHERS.sub("", unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold()))
 
 
 def pair_letters(question: str, answer: str) -> str:

@@ -18,6 +18,8 @@ from importlib import resources
 from itertools import chain
 from typing import Final, NamedTuple
 
+from paceline.core.words import seen
+
 KINDS: Final = (
     *("ACCOUNT", "ADDRESS", "AMOUNT", "DATE", "EMAIL", "LINK", "NAME", "NUMBER", "ORGANISATION", "PERSON", "PHONE"),
     *("PLACE", "TEXT"),
@@ -80,6 +82,7 @@ class Redactor:
 
     def learn(self, text: str) -> None:
         """Have all that is found in this text replaced in every text."""
+        text = seen(text)
         found = self._found[text] = list(self._find(text))
         for entity in found:
             value = text[entity.start : entity.end]
@@ -93,7 +96,8 @@ class Redactor:
                         self._know((word.casefold(),), entity.kind, word)
 
     def redact(self, text: str) -> str:
-        """The text without what was learnt, whether it was learnt itself or not."""
+        """The text, as it is seen, without what was learnt, whether it was learnt itself or not."""
+        text = seen(text)
         placeholders = (Entity(*match.span(), "TEXT") for match in _PLACEHOLDER.finditer(text))
         parts, at = [], 0
         for entity in _disjoint(text, chain(placeholders, self._found.get(text, ()), self._mentions(text))):

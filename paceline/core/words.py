@@ -34,6 +34,7 @@ _LINE_END: Final = r"[ \t]*+\r?\n\s*+"
 _JOINT: Final = rf"(?:-(?:{_LINE_END})?+|(?<=\d)[.,:/'\u2013\u2019](?={_CHARACTER})|[./:](?=\d))"
 
 _IGNORED: Final = re.compile(f"[{_UNSEEN}]+")
+_BLANKS: Final = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _SOFT_BREAK: Final = re.compile(rf"\u00ad{_LINE_END}")
 _HYPHENS: Final = str.maketrans(dict.fromkeys("\u2010\u2011\u2212", "-"))
 _RUN: Final = re.compile(f"[{_SPACELESS}]+")
@@ -71,6 +72,11 @@ def folded(text: str) -> str:
     if text.isascii():
         return text.lower()
     return normalize("NFKC", _IGNORED.sub("", normalize("NFKC", text).casefold()))
+
+
+def seen(text: str) -> str:
+    """The text as it is seen: letters with their accents as one character, plain blanks, and nothing in between."""
+    return text if text.isascii() else _BLANKS.sub(" ", _IGNORED.sub("", normalize("NFC", text)))
 
 
 class Words:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from typing import Literal
+from unicodedata import normalize
 
 import pytest
 
@@ -18,6 +20,7 @@ from paceline.core.policy import (
     Policy,
     Privacy,
     causes_of,
+    letters,
     strictest,
     used_up,
 )
@@ -124,3 +127,11 @@ def test_a_budget_is_used_up_when_nothing_of_it_is_left() -> None:
     budgets = {"joules": 5.0, "bytes": 10.0, "cloud_tokens": 0.0}
     assert used_up(budgets, {"joules": 4.9, "bytes": 10.0}) == ["bytes", "cloud_tokens"]  # type: ignore[arg-type]
     assert not Policy() and Policy(budgets={"bytes": 1.0})
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_letters_are_those_of_any_form_of_a_text_in_any_division(form: Literal["NFC", "NFD", "NFKC", "NFKD"]) -> None:
+    text = "Café Ångström, ﬁve GRÜßE: 한국 ２０"
+    written = normalize(form, text)
+    assert letters(written) == letters(text) == "cafeangstromfivegrusse" + normalize("NFKD", "한국") + "20"
+    assert all(letters(written[:cut]) + letters(written[cut:]) == letters(text) for cut in range(len(written)))
