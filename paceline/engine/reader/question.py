@@ -83,6 +83,11 @@ _REFERS: Final = re.compile(
     re.IGNORECASE,
 )
 _QUOTING: Final = re.compile(r"[\"`\u201c\u201d\u00ab\u00bb(\[{]|(?:^|\s)['\u2018]")
+# "Who designed the building?": one thing without a name or a word more may be what the part before is about.
+_BARE: Final = re.compile(
+    rf"(?i:{_ASKING})(?:\s+(?:much|many|long|far|often|old|late|early))?(?:\s+[a-z]+)??\s+the\s+[a-z]+"
+    r"(?:\s+(?:[a-z]+(?:ed|en|own|ilt|ade|ung|old|ent|eft|ost|ught)|for|from|like|open|close|begin|start|end|cost))?\?"
+)
 MAX_ALONE: Final = 300  # characters of a message that is nothing but questions
 
 
@@ -102,7 +107,7 @@ def separate_questions(message: str) -> tuple[str, ...]:
     parts = parts_of(message, MAX_PARTS + 1)
     alone = all(_ASKED.match(part) and part[:-1].lower() in message.lower() for part in parts)
     alone = alone and not any(_ASKED.fullmatch(part[:-1]) for part in parts)  # "What time and where is the fair?"
-    alone = alone and not any(map(_REFERS.search, parts[1:]))
+    alone = alone and not any(map(_REFERS.search, parts[1:])) and not any(map(_BARE.fullmatch, parts[1:]))
     return parts if 1 < len(parts) <= MAX_PARTS and alone else ()
 
 
