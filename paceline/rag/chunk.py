@@ -148,7 +148,7 @@ _RECORDS: Mapping[Kind, re.Pattern[str]] = {  # what is before one
 }
 
 
-_WITH_TABLES: frozenset[Kind] = frozenset({"markdown", "html", "docx", "pptx", "odt", "epub", "eml"})
+_WITH_TABLES: frozenset[Kind] = frozenset({"markdown", "html", "docx", "pptx", "odt", "rtf", "epub", "eml"})
 _ROW = re.compile(r"^[^:;|\n]{1,80}: [^;\n]{0,500}; [^:;\n]{1,80}: [^\n]*\n*", re.MULTILINE)  # a row of those
 
 

@@ -140,6 +140,10 @@ def test_html_becomes_what_is_shown_with_headings_lists_and_tables(parser: Parse
         ('<meta charset="no-such-thing">', "utf-8"),
         ('<meta charset="utf-16">', "utf-8"),
         ('<meta charset="iso-2022-kr">', "iso-2022-kr"),
+        (
+            "<meta name=a><!-- <meta charset=koi8-r> --><script charset=cp1251></script><meta charset = utf-8>",
+            "utf-8",
+        ),
         ("", "utf-16"),
     ],
 )

@@ -109,7 +109,7 @@ def _write_data(part: Message, data: bytes, out: TextBuilder) -> None:
         elif part.get_content_subtype() == "html":
             from paceline.rag.parsing.readers.markup import write_markup
 
-            write_markup(data, out)
+            write_markup(data, out, part.get_content_charset() or "")
         else:
             out.verbatim(decode(data, part.get_content_charset() or "").strip())
     except UnreadableError as error:

@@ -40,8 +40,13 @@ _BLOCKS = frozenset({
 })  # fmt: skip
 _LINES = ("br", "line", "text", "tr")  # `text`: of a drawing; `line`: of trees that other readers make
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
+_MAX_SPAN = 64  # columns of one cell
 _NO_CELL = ("table", "pre", *_HEADINGS)  # what makes a table one of a page's layout, whose cells are paragraphs
 _META_WITHIN = 4096  # bytes; browsers look for a character set in the first 1,024
+_CHARSET = re.compile(
+    rb"""<meta\b[^>]*?\bcharset\s*=\s*["']?\s*([\w.:-]+)|\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*["']([\w.:-]+)""",
+    re.IGNORECASE,
+)
 _NOTHING = re.compile(r"(?:0+(?:\.0*)?|\.0+)(?:[a-z]+|%)?")  # a size or an opacity
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
@@ -52,9 +57,9 @@ def read_html(data: bytes, _name: str) -> ReadText:
     return ReadText(title, out.build("shows no text; if scripts write its text, save it from a browser as PDF"))
 
 
-def write_markup(data: bytes, out: TextBuilder) -> str:
-    """Append what an HTML document shows, and return its title."""
-    text = decode(data, declared_charset(data))
+def write_markup(data: bytes, out: TextBuilder, charset: str = "") -> str:
+    """Append what an HTML document shows, and return its title. charset: as it was sent; else what it says itself."""
+    text = decode(data, charset or declared_charset(data))
     if text.lstrip().startswith("<?xml"):  # its encoding is no longer true, and the parser would believe it
         text = text[text.find(">") + 1 :]
     parser = etree.HTMLParser(
@@ -72,14 +77,9 @@ def write_markup(data: bytes, out: TextBuilder) -> str:
 
 def declared_charset(data: bytes) -> str:
     """The character set of a `meta` element or an XML declaration, as written; "" for none."""
-    head = data[:_META_WITHIN].lower()
-    for mark in (b"charset=", b"encoding="):
-        before, found, rest = head.partition(mark)
-        if found and (b"<meta" in before or before.lstrip().startswith(b"<?xml")):
-            rest = rest.lstrip(b"\"' ")[:40]
-            end = next((i for i, byte in enumerate(rest) if byte in b"\"' />;?\n"), len(rest))
-            return rest[:end].decode("ascii", "replace")
-    return ""
+    head = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:_META_WITHIN], flags=re.DOTALL)
+    found = _CHARSET.search(head)
+    return "" if found is None else (found[1] or found[2]).decode("ascii", "replace")
 
 
 def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = frozenset()) -> None:
@@ -123,6 +123,8 @@ def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = 
                 _end(tag, out)
             elif tag in _BLOCKS or tag == "dd":
                 out.text(" ")
+            elif tag in ("td", "th") and (span := element.get("colspan", "")).isdecimal():
+                out.text(" |" * (min(int(span), _MAX_SPAN) - 1))  # what follows is of a later column
             if tag == "dt" and row is None:
                 out.rewrite(term, lambda text: f"{text.rstrip(' :')}:" if text else "")
             if tag == "table":
@@ -248,7 +250,7 @@ def read_xml(data: bytes, name: str) -> ReadText:
         value: object = _value(_parsed(data.lstrip()))
     except (etree.XMLSyntaxError, ValueError, RecursionError):
         value = ""
-    return ReadText(name, written([value]) if isinstance(value, tuple) else decode(data))
+    return ReadText(name, written([value]) if isinstance(value, tuple) else decode(data, declared_charset(data)))
 
 
 def _value(element: etree._Element) -> object:

@@ -332,6 +332,9 @@ def _write_office(package: _Package | None, part: str, root: etree._Element, out
         reading.append(_span(")"))
         if (word := reading.getparent()) is not None:
             word.append(reading)
+    for cell in root.iter("{*}tc"):
+        if (span := cell.find("{*}tcPr/{*}gridSpan")) is not None:
+            cell.set("colspan", _attribute(span, "val"))
     etree.strip_elements(root, *(f"{{*}}{name}" for name in _GONE), with_tail=False)
     for element in root.iter("*"):
         name, element.tail = _local(element), None
@@ -473,7 +476,7 @@ def read_sheets(data: bytes, _name: str) -> ReadText:
         rows = workbook.get_sheet_by_name(sheet.name).iter_rows()
         before = ["", f"# {' '.join(sheet.name.split())}"]
         for line in named_rows(([_shown(cell) for cell in row] for row in rows), with_names=True):
-            lines += [*before, line]
+            lines += [*before, f" {line}" if line.startswith("#") else line]  # a cell is no heading
             size += len(line) + 1
             before = []
             if size > MAX_TEXT_BYTES:
@@ -484,6 +487,6 @@ def read_sheets(data: bytes, _name: str) -> ReadText:
 
 
 def _shown(cell: object) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.15g}"  # as spreadsheets show what is no fraction exactly
+    if isinstance(cell, float):  # 15 digits, as spreadsheets show what is no fraction exactly
+        return str(int(cell)) if cell.is_integer() and abs(cell) < 2**53 else f"{cell:.15g}"
     return cell.isoformat(" ", "seconds") if isinstance(cell, datetime) else str(cell)

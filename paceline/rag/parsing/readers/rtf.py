@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.rag.parsing.readers.content import NO_TEXT, ReadText, TextBuilder, UnreadableError, one_line
+from paceline.rag.parsing.readers.text import with_named_cells
 
 _TOKEN = re.compile(rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\([^a-z])|([{}])|[\r\n]+|([^\\{}\r\n]+)")
 _MAX_DEPTH = 1000  # of groups in groups
@@ -64,6 +65,7 @@ class _Reader:
     _cells: list[str] = field(default_factory=list)  # of the row
     _later: list[str] = field(default_factory=list)  # notes of the paragraph
     _in_table: bool = False
+    _table: int | None = None  # where one begins that is being written
     _mark: str = ""  # of the paragraph: a heading or list item
     _left: int = 0  # characters to skip after a `u`
     _is_starred: bool = False
@@ -152,6 +154,7 @@ class _Reader:
             self._cells.append(" ".join("".join(self._text).split()))
             self._text = []
         elif word in ("row", "nestrow"):
+            self._table = self.out.place if self._table is None else self._table
             self.out.line()
             self.out.text(" | ".join(self._cells))
             self._cells = []
@@ -183,6 +186,9 @@ class _Reader:
             self._bytes.clear()
 
     def _end_paragraph(self) -> None:
+        if self._table is not None:
+            self.out.rewrite(self._table, with_named_cells)
+            self._table = None
         self._write(self._text, self._mark)
         self._text, self._mark = [], "" if self._mark.startswith("-") else self._mark
         self._write_notes()
