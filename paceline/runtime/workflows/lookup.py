@@ -152,7 +152,9 @@ class Claims:
 
     def take(self, found: Sequence[Found]) -> list[Found]:
         """Those that were not taken before."""
-        said = {(each.side, " ".join(passages_text(each.passage).split())): each for each in found}
+        said: dict[tuple[Side, str], Found] = {}
+        for each in found:  # the best first
+            said.setdefault((each.side, " ".join(passages_text(each.passage).split())), each)
         new = {key: each for key, each in said.items() if key not in self._taken}
         self._taken |= set(new)
         return list(new.values())
