@@ -36,6 +36,8 @@ from paceline.errors import EngineError
 
 log = logging.getLogger("paceline.engine")
 
+_SHORT_WINDOW = 8  # rows
+
 
 class HFEngine(TableEngine):
     """The engine contract on `model`, which must be in evaluation mode and is owned by this engine.
@@ -203,9 +205,20 @@ class HFEngine(TableEngine):
         return torch.cat(rows) if rows else torch.empty(0, self._info.vocab_size, device=self._model.device)
 
     def _cache_works(self) -> bool:
-        prompt = prompt_for(self._windows, self._info)
-        plain = plain_scores(self._model, prompt, self._info.name)
-        return not self._windows.keys() - MASKED_KINDS and agrees(self, prompt, plain, self._model.dtype)
+        """Tried with a short window, as a short prompt shows: some models have one in their settings and use none."""
+        config, own = self._model.config.get_text_config(), self._windows
+        window = getattr(config, "sliding_window", None)
+        if isinstance(window, int):
+            config.sliding_window = min(window, _SHORT_WINDOW)
+        try:
+            self._windows = windows(self._model.config)
+            prompt = prompt_for(self._windows, self._info)
+            plain = plain_scores(self._model, prompt, self._info.name)
+            return not own.keys() - MASKED_KINDS and agrees(self, prompt, plain, self._model.dtype)
+        finally:
+            self._windows = own
+            if isinstance(window, int):
+                config.sliding_window = window
 
 
 def _layers(cache: DynamicCache) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -23,7 +23,7 @@ def windows(config: PretrainedConfig) -> dict[str, int | None]:
     """Attention kind → its sliding window in rows; None: all earlier rows are visible. At least one entry."""
     config = config.get_text_config()
     window = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None)
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None)  # GPT-Neo's, of its own
     if kinds:
         return {kind: window if kind == "sliding_attention" else None for kind in dict.fromkeys(kinds)}
     if window is not None and getattr(config, "use_sliding_window", True):
@@ -44,12 +44,13 @@ def max_positions(config: PretrainedConfig) -> int:
     """
     config = config.get_text_config()
     longest = max(0, int(getattr(config, "max_position_embeddings", None) or 0)) or 2048
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("dynamic", "longrope"):
-        original = rope.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        )
-        return min(longest, int(original or longest))
+    given = getattr(config, "rope_parameters", None) or {}
+    for rope in (given, *(each for each in given.values() if isinstance(each, dict))):  # or one of each kind of layer
+        if rope.get("rope_type") in ("dynamic", "longrope"):
+            original = rope.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            longest = min(longest, int(original or longest))
     return longest
 
 

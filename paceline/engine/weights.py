@@ -150,6 +150,11 @@ class StoredEmbedding(nn.Module):
         embedding.padding_idx = None  # of gradients alone, and beyond the rows of a step
         self._embedding = embedding
 
+    @property
+    def weight(self) -> Tensor:
+        """The table: some models look where it is."""
+        return self.table
+
     def forward(self, ids: Tensor) -> Tensor:
         rows = functional.embedding(ids.reshape(-1), self.table).float()
         places = torch.arange(len(rows)).view(ids.shape)
@@ -186,11 +191,11 @@ def experts_of(module: nn.Module, linear: Callable[[Tensor], nn.Module]) -> Expe
     is_gated = parts.keys() == {"gate_up_proj", "down_proj"} and all(part.dim() == 3 for part in parts.values())
     if not is_gated or not getattr(module, "is_concatenated", False) or getattr(module, "is_transposed", True):
         return None
-    (act,) = module.children()
-    if type(module)._apply_gate.__module__ != "transformers.integrations.moe":  # type: ignore[attr-defined]  # untyped
+    acts = [*module.children()]
+    if len(acts) != 1 or type(module)._apply_gate.__module__ != "transformers.integrations.moe":  # type: ignore[attr-defined]  # untyped
         return None
     gate_ups, downs = ([linear(weight) for weight in parts[name].detach()] for name in ("gate_up_proj", "down_proj"))
-    return Experts(gate_ups, downs, act)
+    return Experts(gate_ups, downs, acts[0])
 
 
 def _keep_stored(model: PreTrainedModel) -> None:

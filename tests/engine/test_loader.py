@@ -20,7 +20,9 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     BertConfig,
     BertLMHeadModel,
+    DiffLlamaConfig,
     ElectraConfig,
+    GPTNeoConfig,
     PretrainedConfig,
     RobertaConfig,
     T5Config,
@@ -28,6 +30,7 @@ from transformers import (
     XLNetLMHeadModel,
 )
 
+from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine import layer_kernel
 from paceline.engine.base import Engine
 from paceline.engine.loader import EngineOptions, fingerprint, load_engine, load_model
@@ -37,7 +40,7 @@ from paceline.errors import ConfigError
 from paceline.hub.gguf import sampled
 from paceline.models import DEVICE
 from tests.core.dists import total_variation
-from tests.engine.checkpoints import ARCHITECTURES
+from tests.engine.checkpoints import ARCHITECTURES, save
 from tests.engine.trials import scratch
 
 
@@ -243,3 +246,26 @@ def test_windows_and_context_are_read_from_the_configuration() -> None:
     config = ARCHITECTURES["phi3"]()
     config.rope_parameters = {"rope_type": "longrope", "original_max_position_embeddings": 48}
     assert max_positions(config) == 48
+    config.rope_parameters = {"full_attention": {"rope_type": "longrope", "original_max_position_embeddings": 32}}
+    assert max_positions(config) == 32
+
+
+@pytest.mark.parametrize("name", ["diffllama", "gpt_neo"])
+def test_trees_score_as_chains_do_behind_a_window_that_the_settings_tell_wrongly(tmp_path: Path, name: str) -> None:
+    """One has a window in its settings that it does not use, the other uses one that has a name of its own."""
+    sizes = {"hidden_size": 32, "vocab_size": 97, "max_position_embeddings": 96, "pad_token_id": 0}
+    kinds: dict[str, PretrainedConfig] = {
+        "diffllama": DiffLlamaConfig(
+            **sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48
+        ),
+        "gpt_neo": GPTNeoConfig(
+            **sizes, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=50
+        ),
+    }
+    kinds["diffllama"].sliding_window = 50
+    engine = load_engine(save(kinds[name], tmp_path), EngineOptions(device="cpu", dtype="float32"), name=name)
+    tokens = tuple((7 * i * i + 3) % 97 for i in range(62))
+    engine.forward(Batch((Segment(SeqId(1), 0, tokens[:60], logits="none"),)))
+    ((_, *tree),) = engine.forward(Batch((Segment(SeqId(1), 60, (5, *tokens[60:]), (-1, -1, 1), "all"),))).dists
+    (chain,) = engine.forward(Batch((Segment(SeqId(2), 0, tokens, logits="all"),))).dists
+    assert max(total_variation(one, other) for one, other in zip(tree, chain[-2:], strict=True)) < 1e-4

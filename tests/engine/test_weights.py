@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine import layer_kernel, weights
@@ -27,7 +27,7 @@ from paceline.engine.stage import load_stage
 from paceline.engine.tensors import dists
 from paceline.engine.weights import FloatRows, Scratch, StoredLinear, choose_format
 from paceline.errors import ConfigError
-from tests.engine.checkpoints import sizeable
+from tests.engine.checkpoints import save, sizeable
 from tests.engine.conftest import load_stored
 from tests.engine.quantized_checkpoints import FORMATS, quantize
 from tests.engine.trials import assert_same, scratch
@@ -52,6 +52,17 @@ def test_scores_are_those_of_the_same_weights_in_float32(
     assert (engine.info.dtype, engine.info.backend) == ("float32", backend)
     assert engine.info.num_weights == sum(weight.numel() for weight in model.parameters())
     assert_same(scratch(engine, TOKENS), dists(plain))
+
+
+@pytest.mark.parametrize("kind", ["llama4_text", "minimax_m3_vl_text"])
+def test_models_that_look_at_their_table_or_have_experts_of_another_kind_are_served(tmp_path: Path, kind: str) -> None:
+    config = AutoConfig.for_model(
+        kind, vocab_size=97, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, num_local_experts=2, num_experts_per_tok=1,
+        max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    engine = load_stored(save(config, tmp_path, dtype=torch.bfloat16), kind)
+    assert engine.info.dtype == "float32" and len(scratch(engine, TOKENS)) == len(TOKENS)
 
 
 def test_a_linear_of_many_tiles_is_one_product() -> None:
