@@ -13,12 +13,13 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import threading
 import time
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import count
@@ -122,28 +123,47 @@ class Paging:
     before: str | None = None
 
 
+def ordered_id(prefix: str) -> str:
+    """An id that sorts by when it was made, so that lists go on behind one that is gone."""
+    return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
+
+
 def page(
-    database: Database, source: str, parameters: list[object], paging: Paging, *, key: str = "id"
+    database: Database,
+    columns: str,
+    source: str,
+    parameters: Sequence[object],
+    paging: Paging,
+    *,
+    prefix: str = "",
+    filters: Mapping[str, object] | None = None,
 ) -> tuple[list[tuple[Any, ...]], bool]:
     """Read a page inside the caller's transaction: rows without their first column, and whether there are more.
 
-    source: a SELECT whose first columns are `seq` and the one named `key`. Raises RequestError for a cursor that is
-    not in the list.
+    columns: `seq`, then the id that cursors name, and others. source: a table and the condition of the list. prefix: of
+    its ids, if they are by `ordered_id`: a cursor may have been deleted, as in a loop that deletes what it lists.
+    filters: values of columns, None for any; a cursor need not fit, as those of files that are still read do not for
+    long. Raises RequestError for a cursor that was never in the list.
     """
-    conditions, values = ["true"], list(parameters)
+    key = columns.split(", ")[1]
+    conditions = {f"{column} = ?": value for column, value in (filters or {}).items() if value is not None}
     for cursor, name, later in ((paging.after, "after", True), (paging.before, "before", False)):
         if cursor is None:
             continue
-        row = database.execute(f"SELECT seq FROM ({source}) AS listed WHERE {key} = ?", *parameters, cursor).fetchone()
+        row = database.execute(f"SELECT seq FROM {source} AND {key} = ?", *parameters, cursor).fetchone()
+        if row is None and prefix and re.fullmatch(f"{prefix}[0-9a-f]{{32}}", cursor):
+            last = database.execute(f"SELECT max(seq) FROM {source} AND {key} < ?", *parameters, cursor).fetchone()
+            row = ((last[0] or 0) + 0.5,)  # between those before it and behind it
         if row is None:
             raise RequestError(f"{name} names {cursor[:64]!r}, which is not in this list.", param=name)
-        conditions.append(f"seq {'>' if later == (paging.order == 'asc') else '<'} ?")
-        values.append(row[0])
+        conditions[f"seq {'>' if later == (paging.order == 'asc') else '<'} ?"] = row[0]
     backwards = paging.before is not None and paging.after is None  # the last rows before the cursor
     direction = "ASC" if (paging.order == "asc") != backwards else "DESC"
+    where = "".join(f" AND {condition}" for condition in conditions)
     rows = database.execute(
-        f"SELECT * FROM ({source}) AS listed WHERE {' AND '.join(conditions)} ORDER BY seq {direction} LIMIT ?",
-        *values,
+        f"SELECT {columns} FROM {source}{where} ORDER BY seq {direction} LIMIT ?",
+        *parameters,
+        *conditions.values(),
         paging.limit + 1,
     ).fetchall()
     found = [tuple(row[1:]) for row in rows[: paging.limit]]
@@ -203,7 +223,7 @@ class Uploads:
     def receive(self, owner: str, num_bytes: int = 0) -> Arrival:
         """A place for an upload of at least so many bytes, for its bytes to be written to and kept. Raises RequestError
         for too many files or bytes, and for too many uploads at once (429)."""
-        file_id = f"{FILE_PREFIX}{secrets.token_hex(16)}"
+        file_id = ordered_id(FILE_PREFIX)
         key, box = self._seal.make_key(file_id)
         with self._lock:
             if self._arriving[owner] >= MAX_ARRIVING:
@@ -275,11 +295,11 @@ class Uploads:
 
     def page(self, owner: str, paging: Paging, purpose: str | None = None) -> tuple[list[StoredFile], bool]:
         """Files, and whether there are more."""
-        source, parameters = f"SELECT {_COLUMNS} FROM files WHERE owner = ?", [owner]
-        if purpose is not None:
-            source, parameters = f"{source} AND purpose = ?", [owner, purpose]
         with self._database.reading() as database:
-            rows, more = page(database, source, list(parameters), paging)
+            rows, more = page(
+                database, _COLUMNS, "files WHERE owner = ?", [owner], paging, prefix=FILE_PREFIX,
+                filters={"purpose": purpose},
+            )  # fmt: skip
             return [_stored(database, row) for row in rows], more
 
     def path(self, file_id: str) -> Path | None:

@@ -23,7 +23,7 @@ from paceline.rag.database import Database
 from paceline.rag.document_kv import DocumentKvStore
 from paceline.rag.records import DEFAULT_COLLECTION, Selection
 from paceline.rag.rows import all_documents, remove_documents
-from paceline.rag.store.files import Paging, missing, page
+from paceline.rag.store.files import Paging, missing, ordered_id, page
 from paceline.sealing import Box, DamagedError
 
 # Filters over file attributes, as in OpenAI's file search: comparisons, combined by `and` and `or`.
@@ -95,6 +95,7 @@ def _ordered(ours: object, theirs: object) -> bool:
 
 _logger = logging.getLogger("paceline.rag")
 _UNREADABLE = "\0"  # in place of a value that is damaged
+_PREFIX = "vs_"
 _STORE = "seq, id, name, metadata, created_at, active_at"
 _ATTACHED = (
     "seq, file, store, created_at, status, error_code, error_message, attributes, chunk_tokens, overlap, usage_bytes"
@@ -292,7 +293,7 @@ class VectorStores:
 
     # ---- stores -----------------------------------------------------------------------------------------------------
     def create(self, owner: str, name: str, metadata: Mapping[str, str], files: Sequence[FileSpec]) -> VectorStore:
-        store_id, now = f"vs_{secrets.token_hex(16)}", time.time()
+        store_id, now = ordered_id(_PREFIX), time.time()
         with self._database.writing() as database:
             (count,) = database.execute("SELECT count(*) FROM vector_stores WHERE owner = ?", owner).fetchone()
             if count >= MAX_STORES:
@@ -315,7 +316,7 @@ class VectorStores:
     def page(self, owner: str, paging: Paging) -> tuple[list[VectorStore], bool]:
         """Stores, and whether there are more."""
         with self._database.reading() as database:
-            rows, more = page(database, f"SELECT {_STORE} FROM vector_stores WHERE owner = ?", [owner], paging)
+            rows, more = page(database, _STORE, "vector_stores WHERE owner = ?", [owner], paging, prefix=_PREFIX)
             return [_store(database, row) for row in rows], more
 
     def modify(
@@ -364,11 +365,8 @@ class VectorStores:
             check_store(database, owner, store_id)
             if batch is not None:
                 read_batch(database, store_id, batch)
-            source, parameters = f"SELECT {_ATTACHED} FROM attached WHERE store = ?", [store_id]
-            for column, value in (("status", status), ("batch", batch)):
-                if value is not None:
-                    source, parameters = f"{source} AND {column} = ?", [*parameters, value]
-            rows, more = page(database, source, list(parameters), paging, key="file")
+            filters = {"status": status, "batch": batch}
+            rows, more = page(database, _ATTACHED, "attached WHERE store = ?", [store_id], paging, filters=filters)
             return [_file(database, row) for row in rows], more
 
     def modify_file(self, owner: str, store_id: str, file_id: str, attributes: Attributes) -> VectorStoreFile:

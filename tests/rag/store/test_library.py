@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Literal
 
 import pytest
 
@@ -230,6 +231,33 @@ def test_pages_together_are_the_whole_list(library: Library, order: str) -> None
     assert ([row.id for row in rows], more) == (wanted[2:5], True)
     with pytest.raises(RequestError, match="not in this list"):
         library.uploads.page(ANN, Paging(after="file-0"))
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_a_list_goes_on_behind_what_was_deleted_from_it(library: Library, order: Literal["asc", "desc"]) -> None:
+    for number in range(7):
+        library.stores.create(ANN, str(number), {}, ())
+        upload(library, str(number))
+    for page, delete in ((library.stores.page, library.stores.delete), (library.uploads.page, library.delete_file)):
+        listed: Any = page
+        seen: list[str] = []
+        more, paging = True, Paging(3, order)
+        while more:
+            rows, more = listed(ANN, paging)
+            for row in rows:
+                delete(ANN, row.id)
+                seen.append(row.id)
+            paging = Paging(3, order, after=seen[-1])
+        assert len(seen) == 7 and seen == sorted(seen, reverse=order == "desc")
+
+
+def test_a_cursor_need_not_fit_the_filter_any_more(library: Library) -> None:
+    files = [upload(library, str(number)) for number in range(4)]
+    store = library.stores.create(ANN, "store", {}, [FileSpec(file) for file in files])
+    settled(library, store.id)
+    read, _ = library.stores.files(ANN, store.id, Paging(order="asc", after=files[1]), status="completed")
+    assert [each.file for each in read] == files[2:]
+    assert library.stores.files(ANN, store.id, Paging(order="asc", after=files[1]), status="in_progress") == ([], False)
 
 
 def test_names_become_harmless() -> None:
