@@ -135,12 +135,12 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
 
     try:
         copied = quantized(directory, None)
+        engine = load_gguf(copied, name=name, threads=options.threads, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
     except PacelineError as error:  # such as too little room on the disk
         if not has_torch:
             raise
         log.warning("%s runs on torch, where it is slower: %s", name, error)
         return None
-    engine = load_gguf(copied, name=name, threads=options.threads, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
     return engine if engine.info.is_exact or not has_torch else None
 
 

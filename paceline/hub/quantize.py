@@ -205,6 +205,8 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> tuple[str, Archite
         f"its activation is {activation}": activation not in (None, _ACTIVATIONS.get(name, activation)),
         "its rotary embeddings cover a part of each head": config.get("partial_rotary_factor", 1.0) != 1.0,
         "its queries are scaled in a way of their own": config.get("query_pre_attn_scalar", heads) != heads,
+        "its attention has biases": kind == "qwen3" and bool(config.get("attention_bias")),
+        "its output has weights of its own": kind == "gemma2" and config.get("tie_word_embeddings") is False,
     }
     if fault := next((text for text, holds in faults.items() if holds), None):
         raise _refused(folder, fault)
@@ -239,7 +241,8 @@ def _rope(folder: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], F
     kind = found.pop("rope_type", None) or found.pop("type", None) or "default"
     base = found.pop("rope_theta", config.get("rope_theta", 10000.0))
     found = {key: value for key, value in found.items() if value is not None and key != "type"}
-    if kind not in _ROPE or found.keys() != _ROPE[kind]:
+    is_theirs = kind != "llama3" or config.get("model_type") in ("llama", "mistral")
+    if kind not in _ROPE or found.keys() != _ROPE[kind] or not is_theirs:
         said = ", ".join(sorted(found))
         raise _refused(folder, f"its rotary embeddings are scaled as {kind}" + (f" with {said}" if said else ""))
     if kind == "llama3":

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from paceline.core.batching.segment import Batch, Segment, SeqId
 from paceline.engine.llama_cpp.engine import load_gguf
@@ -86,6 +94,17 @@ def test_a_converted_model_is_its_weights_quantised_and_llama_cpp_scores_as_torc
         (
             lambda: LlamaConfig(**_SIZES, **_HEADS, rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
             "scaled as dynamic with factor",
+        ),
+        (lambda: Qwen3Config(**_SIZES, **_HEADS, attention_bias=True), "its attention has biases"),
+        (
+            lambda: Gemma2Config(**_SIZES, **_HEADS, head_dim=16, query_pre_attn_scalar=16, tie_word_embeddings=False),
+            "its output has weights of its own",
+        ),
+        (
+            lambda: Qwen2Config(
+                **_SIZES, **_HEADS, rope_parameters={**LLAMA3, "original_max_position_embeddings": 8192}
+            ),
+            "scaled as llama3",
         ),
     ],
 )
