@@ -229,8 +229,8 @@ class GgufFile:
             if len(set(kv_heads)) > 1:
                 raise ConfigError(f"{self.path}: layers with different numbers of heads are not known here.")
             kv_heads = kv_heads[0]
-        names = self.shapes
-        given = {"num_key_value_heads": kv_heads, "head_dim": hidden // heads, "rope_theta": 10000.0}
+        names, size = self.shapes, hidden // heads
+        given = {"num_key_value_heads": kv_heads, "head_dim": size, "rope_theta": 10000.0}
         config: dict[str, object] = {
             "architectures": [self.architecture.class_name],
             "model_type": self.architecture.model_type,
@@ -245,9 +245,8 @@ class GgufFile:
         if self.architecture.model_type == "llama":
             config |= {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_up.bias" in names}
         if self.architecture.model_type == "gemma2":
-            caps = {key: self.get(f"{{arch}}.{name}", default) for key, (name, default) in CAPS.items()}
-            is_27b = config["num_hidden_layers"] == 46  # the one whose heads are not as wide as its scores are scaled
-            config |= caps | {"query_pre_attn_scalar": hidden // heads if is_27b else config["head_dim"]}
+            config |= {key: self.get(f"{{arch}}.{name}", default) for key, (name, default) in CAPS.items()}
+            config["query_pre_attn_scalar"] = size if config["num_hidden_layers"] == 46 else config["head_dim"]  # 27B
         if scaling := self._rope_scaling():
             config["rope_scaling"] = scaling
         ends = self._ends()
