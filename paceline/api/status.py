@@ -24,6 +24,7 @@ from paceline.api.http.body import answer
 from paceline.api.http.routing import AdmissionDep, OpenRoute, ServiceDep
 from paceline.api.observation import AnswerCounts
 from paceline.api.openapi import REFUSALS, keyed_router
+from paceline.errors import StorageError
 from paceline.runtime.service import LinkStatus, Service
 
 router = keyed_router("service")
@@ -52,8 +53,12 @@ async def health() -> dict[str, str]:
 async def ready(service: ServiceDep, admission: AdmissionDep) -> Response:
     """Say whether it can be asked. `/health` is where vLLM and llama.cpp say so."""
     readiness = service.readiness()
-    ready = readiness.ready and not admission.leaving
-    return answer({"ready": ready, "side": service.side, **readiness.detail}, 200 if ready else 503)
+    ready, told = readiness.ready and not admission.leaving, {"side": service.side, **readiness.detail}
+    try:
+        await admission.keyring.now()
+    except StorageError:  # every request fails by it, and has the log say why
+        ready, told["keys"] = False, "its keys cannot be read; its log says why"
+    return answer({"ready": ready, **told}, 200 if ready else 503)
 
 
 @devices.get("/v1/status")

@@ -293,7 +293,8 @@ def program(settings: NodeSettings) -> Found:
     text = f"runs on {where}, model {found.get('model')}, {documents} document{'' if documents == 1 else 's'}, {linked}"
     told = f"{text}; {_models(url)}"
     if not found.get("ready"):
-        return "fail", f"{told}; it cannot be asked now: {found.get('engine', 'it is stopping')}"
+        why = found.get("engine", found.get("keys", "it is stopping"))
+        return "fail", f"{told}; it cannot be asked now: {why}"
     return "ok", told
 
 

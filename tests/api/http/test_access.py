@@ -338,10 +338,16 @@ def test_the_log_has_no_prompt_and_no_key(keyed: tuple[ScriptedService, str], ca
     assert "CANARY" not in caplog.text and "sk-open" not in caplog.text
 
 
-def test_probes_answer_while_the_keys_cannot_be_read() -> None:
+def test_a_server_lives_and_is_not_ready_while_its_keys_cannot_be_read() -> None:
     stored = FreshKeys()
     with running(create_app(ScriptedService(), keyring=Keyring({}, stored))) as url, client_of(url) as http:
         stored.fault = StorageError("the database cannot be reached", away=True)
-        assert http.get("/healthz").status_code == http.get("/readyz").status_code == 200
+        assert http.get("/healthz").status_code == 200
+        for path in ("/readyz", "/health"):
+            unready = http.get(path)
+            assert unready.status_code == 503 and unready.json()["ready"] is False
+            assert unready.json()["keys"] == "its keys cannot be read; its log says why"
         refused = http.get("/v1/models")
         assert refused.status_code == 503 and refused.headers["retry-after"]
+        stored.fault = None
+        assert http.get("/readyz").json()["ready"] is True
