@@ -129,7 +129,8 @@ class NodeSettings(ProgramSettings):
     trusted_proxies: Several = Field(
         (),
         description="addresses or networks of reverse proxies in front, whose X-Forwarded-For says which address a "
-        "request counts for; default: none, and a proxy's address counts for all behind it",
+        "request counts for, and X-Forwarded-Proto whether it came by https; default: none, and a proxy's address "
+        "counts for all behind it",
     )
     allowed_origins: Several = Field(
         (),

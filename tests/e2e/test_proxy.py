@@ -75,6 +75,8 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
     with Children(tmp_path) as children:
         key = json.loads(children.run(command("keys", "create", "k", "--json", *state)))["key"]
         tls = free_port(0)
+        (tmp_path / "harbour.md").write_text("The harbour library of Tarnwick opens at eight.\n")
+        children.run(command("docs", "add", "harbour.md", "--side", "cloud", "--embedder", "hash", *state))
         server = started(children, "cloud", "serve", *FLAGS, "--trusted-proxies", "127.0.0.1")
         with nginx(tmp_path, server.url, tls) as certificate:
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
@@ -91,6 +93,10 @@ def test_what_passes_a_proxy_with_a_certificate(tmp_path: Path, monkeypatch: pyt
                 }
                 with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                     assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
+                asked = body | {"stream": False, "paceline": {"report": True}}
+                asked["messages"] = [{"role": "user", "content": "When does the harbour library of Tarnwick open?"}]
+                (cited,) = http.post("/v1/chat/completions", json=asked).json()["paceline"]["citations"]
+                assert cited["url"].startswith(f"{url}/passage?id=") and http.get(cited["url"]).is_success
                 sent = {"data": {"purpose": "assistants"}, "files": {"file": ("big.txt", bytes(30 * MIB))}}
                 assert http.post("/v1/files", **sent).status_code == 200  # type: ignore[arg-type]  # as httpx has them
             device = joined(children, "d", url, *FLAGS, of=state)

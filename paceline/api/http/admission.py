@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 
 # ---- the address behind a connection or a request, as limits by address count it -------------------------------------
-# Behind a reverse proxy all connections have the proxy's address. Only where it is named as trusted is its header
-# `X-Forwarded-For` believed: anyone can send one.
+# Behind a reverse proxy all connections have the proxy's address. Only where it is named as trusted are its headers
+# `X-Forwarded-For` and `X-Forwarded-Proto` believed: anyone can send them.
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _MAX_HOPS = 16  # of proxies one behind the other
@@ -92,6 +92,12 @@ class DoorLimits:
         assert isinstance(scope, dict)
         client = scope.get("client")
         return client_address(client[0] if client else "", scope["headers"], self.trusted)
+
+    def scheme_of(self, scope: Scope) -> str:
+        """`https` where a request came to a trusted proxy by that."""
+        client, headers = scope.get("client"), dict(scope["headers"])
+        is_https = headers.get(b"x-forwarded-proto", b"").lower() == b"https"
+        return "https" if is_https and client and _is_trusted(client[0], self.trusted) else str(scope["scheme"])
 
 
 class Visitor:
@@ -361,6 +367,7 @@ class AdmissionMiddleware:
         if scope["type"] != "http":
             await self._socket(scope, receive, send, visitor)
             return
+        scope["scheme"] = self.admission.limits.scheme_of(scope)  # in addresses that its answer has
         hopped = "" if self.admission.hops is None else self.admission.hops.came(scope)
         exchange = _Exchange(scope, send, self.admission.error_shape(scope["path"]), hopped)
         request = f"{scope['method']} {scope.get('raw_path', b'')[:256].decode('latin-1')}"  # still percent-encoded

@@ -9,16 +9,22 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import httpx
 import pytest
 from fastapi import APIRouter
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from paceline.api.app import create_app, include
 from paceline.api.http import logs
 from paceline.api.http.admission import (
     MAX_ACTIVE,
     MAX_OPEN_PER_ADDRESS,
+    AdmissionControl,
+    AdmissionMiddleware,
     DoorLimits,
     Doors,
     Visitor,
@@ -154,6 +160,35 @@ def test_the_counts_hold_whatever_happens(per_address: int, max_connections: int
 def test_the_address_that_a_request_counts_for(peer: str, forwarded: str, found: str) -> None:
     headers = [(b"host", b"x"), (FORWARDED, forwarded.encode())] if forwarded else []
     assert client_address(peer, headers, networks(["10.0.0.0/8"])) == found
+
+
+@pytest.mark.parametrize(
+    ("peer", "said", "found"),
+    [
+        ("10.0.0.1", "https", "https"),
+        ("10.0.0.1", "HTTPS", "https"),
+        ("10.0.0.1", "http", "http"),
+        ("10.0.0.1", "javascript", "http"),
+        ("1.2.3.4", "https", "http"),  # not a trusted proxy: anyone can send the header
+        ("", "https", "http"),
+    ],
+)
+@pytest.mark.anyio
+async def test_addresses_in_an_answer_have_the_scheme_by_which_its_request_came(
+    peer: str, said: str, found: str
+) -> None:
+    urls = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        urls.append(str(Request(scope).base_url))
+        await Response()(scope, receive, send)
+
+    admission = AdmissionControl(Keyring({}), DoorLimits(trusted=networks(["10.0.0.0/8"])))
+    admission.open_paths.add("/")
+    transport = httpx.ASGITransport(AdmissionMiddleware(app, admission), client=(peer, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://host:8443") as http:
+        assert (await http.get("/", headers={"x-forwarded-proto": said})).is_success
+    assert urls == [f"{found}://host:8443/"]
 
 
 def test_headers_of_several_proxies_are_read_from_the_last_on() -> None:
