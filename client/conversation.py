@@ -7,6 +7,7 @@ say what to do next.
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from paceline.errors import ConfigError, PacelineError
-from paceline.system import unusable_proxy
+from paceline.system import by_proxy, tls_fault, unusable_proxy
 
 REASONING = "reasoning"  # in place of a lane: text that the model thinks before its answer, or steps of a workflow
 SILENCE_S = 60.0  # after which an answer is given up; a running server sends at least a comment every 15
@@ -78,8 +79,12 @@ class Conversation:
         except (ValueError, httpx.InvalidURL):
             raise ConfigError(f"{url} is no address: give one such as http://127.0.0.1:8000 with --url.") from None
         timeout = httpx.Timeout(silence, connect=min(silence, 5.0))
+        is_https = self._url.startswith("https")  # then what the system trusts counts, as for the link
+        verify = ssl.create_default_context() if is_https else True
         try:
-            self._http = httpx.Client(base_url=self._url, headers=headers, timeout=timeout, trust_env=not loopback)
+            self._http = httpx.Client(
+                base_url=self._url, headers=headers, timeout=timeout, trust_env=not loopback, verify=verify
+            )
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             raise ConfigError(f"{url} cannot be asked: {unusable_proxy() or error}.") from None
         self._model = model
@@ -180,10 +185,12 @@ class Conversation:
     def _readable_errors(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.ConnectError, httpx.ConnectTimeout):
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if fault := tls_fault(self._url, error):
+                raise PacelineError(f"{fault}.") from None
             raise PacelineError(
-                f"Nothing answers at {self._url}. Start `paceline serve` or `paceline agent` there, or give the "
-                "address of one with --url."
+                f"Nothing answers at {self._url}{by_proxy(self._url)} ({error}). Start `paceline serve` or `paceline "
+                "agent` there, or give the address of one with --url."
             ) from None
         except httpx.TimeoutException:
             raise Silent(f"{self._url} has said nothing for {self._silence:g} s; is it overloaded?") from None

@@ -19,9 +19,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from ssl import SSLCertVerificationError, SSLError
 from threading import Semaphore, Thread
 from time import monotonic, process_time
 from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from paceline.core.addresses import is_loopback
+from paceline.core.printable import printable
 
 try:  # not on Windows
     import fcntl
@@ -69,6 +75,31 @@ def unusable_proxy() -> str:
         f"the proxy that {names} names cannot be used: give one such as http://proxy.example:3128, unset the variable, "
         "or set NO_PROXY to *"
     )
+
+
+def by_proxy(url: str) -> str:
+    """Words for a message about an address that is asked through a proxy of the environment; empty for any other."""
+    parts = urlsplit(url)
+    scheme, host = parts.scheme.replace("ws", "http"), parts.hostname or ""
+    if is_loopback(host) or not {scheme, "all"} & getproxies().keys() or proxy_bypass(host):
+        return ""
+    return f" through the proxy that {scheme.upper()}_PROXY or ALL_PROXY names"
+
+
+def tls_fault(url: str, error: BaseException) -> str:
+    """Why a connection to a server has no encryption that can be trusted, and what to do; empty for other errors."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, SSLCertVerificationError):
+            return (
+                f"{url} has a certificate that this machine does not trust ({printable(cause.verify_message)}): have "
+                "the server use one that it does, add its authority to this system, or name that one's file in "
+                "SSL_CERT_FILE"
+            )
+        if isinstance(cause, SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
+            return f"{url} does not speak https: give the address of a proxy in front that does, or one with http"
+        cause = cause.__cause__ or cause.__context__
+    return ""
 
 
 # ---- users and files ------------------------------------------------------------------------------------------------

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,7 @@ from paceline.errors import EngineError, PacelineError
 from paceline.runtime.service import Citation, TextDelta
 from tests.api.real import serving_documents
 from tests.api.scripted import Script, ScriptedService, answering, done, serving
+from tests.device_agent.test_link_check import self_signed
 
 
 def invoked(*arguments: str, input: str | None = None) -> Result:
@@ -144,6 +149,7 @@ def test_without_a_server_the_error_names_the_command_to_start_one() -> None:
     listener.close()
     said_so = sentence(chat("Hi", "--url", url))
     assert "paceline serve" in said_so and "paceline agent" in said_so and "--url" in said_so
+    assert "refused" in said_so and "does not speak https" not in said_so
     assert "--url" in sentence(chat("Hi", "--url", "http://["))
 
 
@@ -191,6 +197,34 @@ def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(monkeypatch: py
     monkeypatch.setenv("ALL_PROXY", proxy)
     assert "the proxy that ALL_PROXY names cannot be used" in sentence(chat("--url", "https://a.invalid", "Who?"))
     assert "ALL_PROXY" in invoked("status", "--url", "https://a.invalid").stderr
+
+
+def test_a_proxy_of_the_environment_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        said = sentence(chat("--url", "https://a.invalid", "Who?"))
+    assert "through the proxy that HTTPS_PROXY or ALL_PROXY names" in said and "refused" in said
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_not_said_to_be_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://localhost:{server.server_port}"
+        for said in (sentence(chat("Hi", "--url", url)), invoked("status", "--ready", "--url", url).stderr):
+            assert "does not trust (self-signed certificate)" in said and "SSL_CERT_FILE" in said
+            assert "paceline serve" not in said
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert "answered 501" in sentence(chat("Hi", "--url", url)), "it is trusted now"
+        server.shutdown()
 
 
 def test_an_address_and_a_key_that_are_none_are_said_to_be_none(url: str) -> None:

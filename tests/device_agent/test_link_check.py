@@ -141,6 +141,18 @@ async def test_a_proxy_of_the_environment_that_cannot_be_used_is_told_without_it
     assert "secret" not in str(refused.value)
 
 
+async def test_a_proxy_of_the_environment_that_does_not_answer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [*filter(PROXY.fullmatch, list(os.environ)), "NO_PROXY", "no_proxy"]:
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        url = "https://nosuch.example.invalid"
+        await check_told(tmp_path, url, "cannot reach", "through the proxy that HTTPS_PROXY or ALL_PROXY names")
+
+
 # ---- a cloud whose certificate is not trusted here: told once, by enrolment and by doctor ----------------------------
 CODE = "K7QF-2M9X-4TBA-9HJC"
 TOLD = "has a certificate that this machine does not trust (self-signed certificate)"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from ssl import SSLCertVerificationError, SSLError
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -21,7 +20,7 @@ from websockets.typing import Subprotocol
 from paceline.core.addresses import is_loopback
 from paceline.core.printable import printable
 from paceline.errors import ConfigError, LinkClosed, RemoteProtocolError
-from paceline.system import unusable_proxy
+from paceline.system import by_proxy, tls_fault, unusable_proxy
 from paceline.wire.close_codes import CloseCode
 from paceline.wire.messages import MAX_CONTROL_BYTES, MAX_FRAME_BYTES, SUBPROTOCOL
 
@@ -240,21 +239,12 @@ async def dial(url: str) -> Transport:
 
 def unreachable(url: str, error: Exception) -> str:
     """Why a cloud cannot be asked, and what to do about its certificate, or none, or about a proxy."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, SSLCertVerificationError):
-            return (
-                f"{url} has a certificate that this machine does not trust ({printable(cause.verify_message)}): have "
-                "the server use one that it does, add its authority to this system, or name that one's file in "
-                "SSL_CERT_FILE"
-            )
-        if isinstance(cause, SSLError) and cause.reason == "WRONG_VERSION_NUMBER":
-            return f"{url} does not speak https: give the address of a proxy in front that does, or one with http"
-        cause = cause.__cause__ or cause.__context__
+    if fault := tls_fault(url, error):
+        return fault
     if isinstance(error, UNUSABLE) and (fault := unusable_proxy()):
         return f"cannot reach {url}: {fault}"
     said = (isinstance(error, InvalidMessage) and error.__cause__) or error  # that is, what came
-    return f"cannot reach {url}: {printable(str(said)) or 'no answer in time'}"
+    return f"cannot reach {url}{by_proxy(url)}: {printable(str(said)) or 'no answer in time'}"
 
 
 def is_secret(url: str) -> bool:
