@@ -259,15 +259,21 @@ class Database:
     def meta(self) -> dict[str, str]:
         return dict(self._connection.execute("SELECT key, value FROM meta"))
 
-    def check_embedder(self, meta: dict[str, str]) -> None:
-        """Raises ConfigError when the vectors were made by another embedder."""
-        if {key: meta[key] for key in self._made_by} != self._made_by:
+    def check_embedder(self, meta: dict[str, str], *, writes: bool = False) -> None:
+        """Raises ConfigError when the vectors were made by another embedder. writes: some are to be written, by which a
+        store that has none becomes this embedder's."""
+        if {key: meta[key] for key in self._made_by} == self._made_by:
+            return
+        if self._connection.execute("SELECT 1 FROM chunks LIMIT 1").fetchone() is not None:
+            side = f" --side {meta['side']}" if "side" in meta else ""
             raise ConfigError(
                 f"The documents in {self._name} were indexed with the embedder {meta['embedder']!r} "
                 f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} "
                 f"({self._made_by['dimensions']}). Use that one (--embedder {meta['embedder']}), or index them again "
-                "(paceline docs reindex)."
+                f"(paceline docs reindex{side})."
             )
+        if writes:
+            self.renew()
 
     def renew(self) -> None:
         """Record that this embedder made all vectors. Invalidates every earlier index, though the ids stay the same."""

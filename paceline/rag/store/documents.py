@@ -383,7 +383,7 @@ class DocumentStore:
             of_each = np.split(vectors, ends[:-1])
             forgotten: set[str] = set()
             with self._database.writing() as database:
-                database.check_embedder(database.meta())
+                database.check_embedder(database.meta(), writes=True)
                 for number, part, own in zip(waiting, chunks, of_each, strict=True):
                     parsed, file = batch[number]
                     result, text_hashes = _put(database, parsed, zone, part, own, file)

@@ -301,7 +301,7 @@ class Ingester:
         document_id = f"doc-{secrets.token_hex(12)}"
         document = Document(document_id, parsed.name, parsed.sha256, self.zone, time.time(), len(chunks))
         with self.database.writing() as database:
-            database.check_embedder(database.meta())
+            database.check_embedder(database.meta(), writes=True)
             _check_room(database, job, usage)  # again: another process may read files of this owner too
             done = database.execute(
                 "UPDATE attached SET status = 'completed', usage_bytes = ? WHERE seq = ? AND status = 'in_progress'",

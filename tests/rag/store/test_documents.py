@@ -257,6 +257,24 @@ def test_another_embedder_is_refused_until_everything_is_embedded_again(
         assert renamed.count() == 1
 
 
+def test_a_store_without_documents_is_of_the_embedder_that_adds_the_first(folder: Path, home: Home | None) -> None:
+    with (
+        DocumentStore.open(folder, HashEmbedder(), side="cloud", home=home) as first,
+        DocumentStore.open(folder, Renamed(), side="cloud", home=home) as other,
+    ):
+        assert first.search("red boat", 1) == other.search("red boat", 1) == []
+        for writer, reader in ((other, first), (first, other)):
+            writer.add_text("boat.txt", BOAT, zone="cloud")
+            assert names(writer, "red boat") == ["boat.txt"]
+            with pytest.raises(ConfigError, match=r"indexed with .* \(paceline docs reindex --side cloud\)"):
+                reader.search("red boat", 1)
+            with pytest.raises(ConfigError, match="indexed with"):
+                reader.add_text("train.txt", TRAIN, zone="cloud")
+            with pytest.raises(ConfigError, match="indexed with"):
+                DocumentStore.open(folder, reader.embedder, home=home)
+            writer.remove("boat.txt")
+
+
 @ON_DISK
 def test_removed_and_replaced_text_is_in_no_file_while_others_have_the_store_open(
     store: DocumentStore, folder: Path
