@@ -39,15 +39,15 @@ def stage(settings: StageSettings, origins: Origins) -> None:
 async def _run(settings: StageSettings) -> None:
     import asyncio
 
-    from paceline.engine.loader import EngineOptions, find, fingerprint, needing_torch
+    from paceline.engine.loader import EngineOptions, find, fingerprint, need_torch
     from paceline.models import CAUSAL, CLOUD
 
     # Before anything that takes seconds to import: without its model no stage can start.
     directory = await asyncio.to_thread(find, CLOUD if settings.model == CAUSAL else settings.model)
     model_fingerprint = await asyncio.to_thread(fingerprint, directory)
 
-    with needing_torch("A stage"):
-        import torch
+    need_torch("A stage")
+    import torch
 
     from paceline.engine.stage import Stage, load_stage, measure, num_layers
     from paceline.runtime.stages.links import split_address

@@ -18,7 +18,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
-from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -30,6 +29,7 @@ from paceline import __version__, models
 from paceline.commands.options import Found, NodeChecks, Status
 from paceline.core.side import EVERYBODY, NOBODY
 from paceline.errors import ConfigError, PacelineError
+from paceline.hub.cache import has_torch
 from paceline.settings import AgentSettings, NodeSettings, ServerSettings
 from paceline.system import cores, missing, processor_flags, usable_cores, usable_memory
 
@@ -369,7 +369,7 @@ def run(nodes: tuple[NodeSettings, ...], others: NodeChecks) -> Iterator[Check]:
         ("python", python),
         ("packages", packages),
         ("extras", extras),
-        *((("torch", torch_build),) if find_spec("torch") else ()),
+        *((("torch", torch_build),) if has_torch() else ()),
         ("processor", processor),
         ("sampling", sampling),
         ("system", system),

@@ -9,20 +9,17 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from paceline.engine.base import Engine, LoadedModel, ModelInfo
 from paceline.engine.model_config import sampling_defaults
 from paceline.errors import ConfigError, PacelineError
-from paceline.hub.cache import facts_of, find_gguf
+from paceline.hub.cache import facts_of, find_gguf, has_torch
 from paceline.hub.cache import find as find
+from paceline.hub.cache import need_torch as need_torch
 from paceline.hub.cache import quiet as quiet
 from paceline.hub.cache import served_name as served_name
 from paceline.hub.download import HubName
@@ -122,8 +119,7 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
     is_named = options.backend != "auto" or options.dtype != "auto" or choose_device(options.device) != "cpu"
     if is_named or not is_installed() or not is_convertible(directory):
         return None
-    has_torch = find_spec("torch") is not None
-    if has_torch:
+    if has_torch():
         import torch
 
         from paceline.engine import layer_kernel
@@ -137,11 +133,11 @@ def _on_llama_cpp(directory: Path, options: EngineOptions, name: str) -> Engine 
         copied = quantized(directory, None)
         engine = load_gguf(copied, name=name, threads=options.threads, kv_rows=options.kv_rows, kv_mib=options.kv_mib)
     except PacelineError as error:  # such as too little room on the disk
-        if not has_torch:
+        if not has_torch():
             raise
         log.warning("%s runs on torch, where it is slower: %s", name, error)
         return None
-    return engine if engine.info.is_exact or not has_torch else None
+    return engine if engine.info.is_exact or not has_torch() else None
 
 
 def folder_of(path_or_name: str | Path) -> Path:
@@ -152,8 +148,7 @@ def folder_of(path_or_name: str | Path) -> Path:
     if not (is_installed() or find_gguf(path_or_name) or Path(path_or_name).expanduser().is_dir()):
         name = HubName.parse(str(path_or_name))
         what = f"{name} is no GGUF file of this machine (`paceline models list` shows them), and one in safetensors"
-        with needing_torch(what):
-            import_module("torch")
+        need_torch(what)
     return find(path_or_name)
 
 
@@ -210,8 +205,9 @@ def load_engine(directory: Path, options: EngineOptions = DEFAULTS, *, name: str
     if is_reader(directory):
         choose_device(options.device)  # it computes on the CPU, yet a device that is not there is refused
         return load_reader(directory, name=name, fingerprint=fingerprint(directory))
-    with needing_torch(f"The model {name}"):
-        import torch
+    need_torch(f"The model {name}")
+    import torch
+
     threads = options.threads or min(torch.get_num_threads(), usable_cores())
     if threads != torch.get_num_threads():
         torch.set_num_threads(threads)
@@ -314,26 +310,12 @@ def _model(directory: Path, options: EngineOptions, *, name: str) -> tuple[PreTr
     return model, info
 
 
-@contextmanager
-def needing_torch(what: str) -> Iterator[None]:
-    """Where torch or transformers is imported. what: needs it. Raises ConfigError where it is not installed."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise ConfigError(
-            f"{what} needs torch, which is not installed: pip install 'paceline[torch]'. On a CPU, and not in stages, "
-            "GGUF files do without."
-        ) from error
-
-
 def choose_device(requested: str) -> str:
     """Where torch computes: `cpu` where it is not installed. Raises ConfigError for a device that is not there."""
-    if requested == "cpu" or (requested == "auto" and not (may_have_gpu() and find_spec("torch"))):
+    if requested == "cpu" or (requested == "auto" and not (may_have_gpu() and has_torch())):
         return "cpu"
-    with needing_torch(f"device {requested}"):
-        import torch
+    need_torch(f"device {requested}")
+    import torch
 
     if requested == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -406,8 +388,8 @@ def describe_model(
 
 def _configured(directory: Path) -> tuple[int, int]:
     """(positions, size of the vocabulary)"""
-    with needing_torch(f"The model in {directory}"):
-        from transformers import AutoConfig
+    need_torch(f"The model in {directory}")
+    from transformers import AutoConfig
 
     from paceline.engine.model_config import max_positions
 

@@ -318,6 +318,20 @@ def find_gguf(path_or_name: str | Path) -> Path | None:
     return stored
 
 
+def has_torch() -> bool:
+    """Whether torch and transformers, either of which is of little use without the other, are installed."""
+    return all(map(find_spec, ("torch", "transformers")))
+
+
+def need_torch(what: str) -> None:
+    """Raises ConfigError where torch or transformers is not installed. what: needs them."""
+    if not has_torch():
+        raise ConfigError(
+            f"{what} needs torch and transformers, which are not both installed: pip install 'paceline[torch]'. "
+            "Language models in GGUF files do without, on a CPU and not in stages."
+        )
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Suppress transformers' progress bars and reports during loading."""

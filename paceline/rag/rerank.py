@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.errors import ConfigError
-from paceline.hub.cache import find, quiet, served_name
+from paceline.hub.cache import find, need_torch, quiet, served_name
 from paceline.rag.embedder import ComputeThreads, MiniLMEmbedder
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def loaded_encoder(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model of transformers with a head, and its tokenizer. architecture: an Auto class. what, wanted: what it is to
     be, for errors. Raises ConfigError."""
+    need_torch(f"A {what}")
     try:
         import torch
         import transformers

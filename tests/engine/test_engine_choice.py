@@ -63,7 +63,7 @@ def test_without_room_for_a_copy_torch_runs_it(tmp_path: Path, caplog: pytest.Lo
 
 def test_without_torch_whatever_llama_cpp_can_run_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "computes_bfloat16", lambda: True)
-    monkeypatch.setattr(loader, "find_spec", lambda _: None)
+    monkeypatch.setattr(loader, "has_torch", lambda: False)
     assert taken() == ("llama_cpp", "bf16")
 
 

@@ -22,12 +22,14 @@ ROOT = Path(__file__).parents[2]
 REFUSE = """
 import sys
 
+REFUSED = "torch"
+
 class Refusal:
     def __init__(self, finder):
         self.finder = finder
 
     def find_spec(self, name, path=None, target=None):
-        is_refused = name.partition(".")[0] in ("torch", "transformers", "sentence_transformers", "xllamacpp")
+        is_refused = name.partition(".")[0] in (REFUSED, "transformers", "sentence_transformers", "xllamacpp")
         return None if is_refused else self.finder.find_spec(name, path, target)
 
     def __getattr__(self, name):
@@ -114,9 +116,11 @@ for command in commands:
 """
 
 
-def test_what_needs_it_says_what_to_install(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_torch", [False, True], ids=["neither", "torch alone"])
+def test_what_needs_it_says_what_to_install(tmp_path: Path, has_torch: bool) -> None:
+    refuse = REFUSE.replace('REFUSED = "torch"', "REFUSED = None") if has_torch else REFUSE
     given = "serve --port 0 --model demo-causal", "stage --model demo-causal", "agent --port 0 --model some/model"
-    command = [sys.executable, "-c", REFUSE + EACH, *given, str(tmp_path)]
+    command = [sys.executable, "-c", refuse + EACH, *given, str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stderr.count("pip install 'paceline[torch]'") == len(given), done.stderr
 
