@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -94,9 +94,9 @@ def setup(
     file = _file(config)
     if file.exists():
         raise ConfigError(f"{file} exists, and is not written over: edit it, or name another with --config.")
-    known: Side = "cloud" if (side or _asked("server or device", "device")).lower().startswith("s") else "device"
+    known: Side = "cloud" if (side or _asked("server or device", "device", _program)) == "server" else "device"
     chosen = model or _asked("model (a Hugging Face name, a folder or GGUF file)", "demo")
-    documents = _asked("folder with documents (empty: none)") if folder is None else folder
+    documents = _asked("folder with documents (empty: none)", "", _there) if folder is None else _there(folder)
     whose = "invitation of a server" if known == "device" else "URL by which devices reach it"
     address = _asked(f"{whose} (empty: none)") if cloud is None else cloud
     values: dict[str, str | bool] = {"model": chosen}
@@ -142,8 +142,23 @@ def _start(side: Side, file: Path) -> str:
     return f"paceline {PROGRAMS[side][1]}{named}"
 
 
-def _asked(what: str, default: str = "") -> str:
-    return str(typer.prompt(what, default=default, show_default=bool(default), err=True)).strip()
+def _asked(what: str, default: str = "", read: Callable[[str], str] = str.strip) -> str:
+    """read: of the answer; it is asked for again where that raises BadParameter."""
+    return str(typer.prompt(what, default=default, value_proc=read, show_default=bool(default), err=True))
+
+
+def _program(answer: str) -> str:
+    for name in ("server", "device"):
+        if answer.strip().lower() in (name, name[0]):
+            return name
+    raise typer.BadParameter("answer server or device")
+
+
+def _there(answer: str) -> str:
+    """The path of documents; empty: none."""
+    if (text := answer.strip()) and not Path(text).expanduser().exists():
+        raise typer.BadParameter(f"{text} does not exist")
+    return text
 
 
 def _keep(file: Path, side: Side, values: Mapping[str, str | bool]) -> None:

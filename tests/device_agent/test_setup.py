@@ -83,6 +83,21 @@ def test_a_server_is_set_up_with_the_address_that_its_invitations_name() -> None
     assert said["invitation"].startswith("https://other.test#") and said["device"] == "phone"
 
 
+def test_an_answer_that_is_none_is_asked_for_again(folder: Path) -> None:
+    (folder / "notes").mkdir()
+    (folder / "notes" / "lease.md").write_text("The lease ends in May.")
+    done = run("setup", input="cloud\nphone\nServer\nfake\nnots\nnotes\n\n")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("Error: answer server or device") == 2 and "Error: nots does not exist" in done.stderr
+    assert "[server]" in Path("paceline.toml").read_text() and "added     lease.md" in done.stdout
+
+
+@pytest.mark.parametrize("given", [("--side", "cloud"), ("--folder", "nots"), ("--folder", "nots", "--side", "device")])
+def test_what_is_set_up_from_a_wrong_answer_is_nothing(folder: Path, given: tuple[str, ...]) -> None:
+    assert run("setup", *given, input="device\nfake\n\n\n").exit_code == 2
+    assert list(folder.iterdir()) == []
+
+
 def test_what_cannot_be_joined_leaves_no_trace(folder: Path, asked: list[tuple[str, str]]) -> None:
     failed = run("setup", input=f"device\nfake\n\n{LINE.replace('cloud', 'down')}\n")
     assert isinstance(failed.exception, LinkClosed) and not Path("paceline.toml").exists()
