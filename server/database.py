@@ -83,8 +83,7 @@ def _documents(rows: SqliteConnection, docs: Path, postgres: Postgres, target: p
             f"The documents in {docs} are encrypted, and a database's are not: move that folder away, copy the rest, "
             "and add them again."
         )
-    dimensions = int(meta["dimensions"])
-    documents.Database(docs, embedder=meta["embedder"], dimensions=dimensions, home=postgres).close()
+    documents.Database(docs, embedder=meta, home=postgres).close()
     copied: dict[str, int] = {}
     for table in _tables(rows):
         columns = _columns(rows, table)
@@ -92,7 +91,7 @@ def _documents(rows: SqliteConnection, docs: Path, postgres: Postgres, target: p
         if table == "meta":  # which the tables were made with
             target.execute("DELETE FROM meta")
         elif table == "chunks":
-            place = columns.index("embedding")
+            place, dimensions = columns.index("embedding"), int(meta["dimensions"])
             found = ((*row[:place], written(unpacked([row[place]], dimensions)[0]), *row[place + 1 :]) for row in found)
         copied[table] = _copied(table, columns, found, target)
     ids = [file for (file,) in rows.execute("SELECT id FROM files ORDER BY seq")]

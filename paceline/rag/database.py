@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from paceline.sql import Cursor, Home, place_in
 
 if TYPE_CHECKING:
     from paceline.fleet import Fleet
+    from paceline.rag.embedder import Embedder
 
 _STORE = "documents"
 FILE = f"{_STORE}.sqlite"
@@ -134,6 +135,11 @@ _ONE_MORE = "CAST(CAST(meta.value AS BIGINT) + 1 AS TEXT)"
 _logger = logging.getLogger("paceline.rag")
 
 
+def made_by(embedder: Embedder) -> Mapping[str, str]:
+    """What a store records of its vectors' embedder."""
+    return {"embedder": embedder.name, "dimensions": str(embedder.dimensions), "weights": embedder.fingerprint}
+
+
 class Database:
     """One connection for several threads, in turns of a transaction. `execute` is for the thread whose turn it is."""
 
@@ -141,14 +147,14 @@ class Database:
         self,
         directory: Path,
         *,
-        embedder: str,
-        dimensions: int,
+        embedder: Mapping[str, str],
         side: Side | None = None,
         encrypt: bool = False,
         home: Home | None = None,
     ) -> None:
         """Open the store, or create it if there is none. Raises ConfigError when neither is possible.
 
+        embedder: `made_by` of the one whose vectors are kept.
         side: the owner of the documents, recorded by the first opening that names one; None: do not check.
         encrypt: seal a store that is created now; one that exists stays as it is.
         home: where several servers keep it together; None: a file in the folder.
@@ -162,7 +168,7 @@ class Database:
         self.seal: Seal = PLAIN
         self._is_prepared = False
         self._again: threading.Timer | None = None  # the next try to empty the log
-        self._made_by = {"embedder": embedder, "dimensions": str(dimensions)}
+        self._made_by = embedder
         try:
             with self._place.explained():
                 self._connection = self._place.connect()
@@ -262,13 +268,13 @@ class Database:
     def check_embedder(self, meta: dict[str, str], *, writes: bool = False) -> None:
         """Raises ConfigError when the vectors were made by another embedder. writes: some are to be written, by which a
         store that has none becomes this embedder's."""
-        if {key: meta[key] for key in self._made_by} == self._made_by:
+        if all(meta.get(key) == self._made_by[key] for key in ("dimensions", "weights")):  # whatever it is called
             return
         if self._connection.execute("SELECT 1 FROM chunks LIMIT 1").fetchone() is not None:
             side = f" --side {meta['side']}" if "side" in meta else ""
             raise ConfigError(
                 f"The documents in {self._name} were indexed with the embedder {meta['embedder']!r} "
-                f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} "
+                f"({meta['dimensions']} dimensions), not {self._made_by['embedder']!r} as it is now "
                 f"({self._made_by['dimensions']}). Use that one (--embedder {meta['embedder']}), or index them again "
                 f"(paceline docs reindex{side})."
             )
@@ -278,7 +284,8 @@ class Database:
     def renew(self) -> None:
         """Record that this embedder made all vectors. Invalidates every earlier index, though the ids stay the same."""
         values = {"store": uuid.uuid4().hex, **self._made_by}
-        self._connection.executemany("UPDATE meta SET value = ? WHERE key = ?", [(v, k) for k, v in values.items()])
+        kept = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self._connection.executemany(kept, values.items())
         self.bump()
 
     def bump(self) -> None:

@@ -23,7 +23,7 @@ from paceline.core.side import Side
 from paceline.errors import ConfigError, DocumentError
 from paceline.rag import rows
 from paceline.rag.chunk import CHUNK_TOKENS, OVERLAP_TOKENS, Chunk, split_document
-from paceline.rag.database import Database
+from paceline.rag.database import Database, made_by
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder, ProgressCallback, embed_all, no_progress
 from paceline.rag.index import HybridIndex, selected_rows, stamp_of
@@ -93,9 +93,7 @@ class DocumentStore:
         Raises ConfigError when the folder cannot be used, belongs to the other side, or has another embedder's vectors.
         """
         directory = directory.absolute()
-        database = Database(
-            directory, embedder=embedder.name, dimensions=embedder.dimensions, side=side, encrypt=encrypt, home=home
-        )
+        database = Database(directory, embedder=made_by(embedder), side=side, encrypt=encrypt, home=home)
         store = cls(directory, embedder, database, home=home)
         try:
             finish_encryption(directory, database)

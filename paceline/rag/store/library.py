@@ -21,7 +21,7 @@ import numpy as np
 
 from paceline.errors import ConfigError, DocumentError, ParserLost, RequestError, StorageError, is_exhausted
 from paceline.rag.chunk import Chunk, split_document
-from paceline.rag.database import Database
+from paceline.rag.database import Database, made_by
 from paceline.rag.document_kv import FOLDER, DocumentKvStore
 from paceline.rag.embedder import Embedder
 from paceline.rag.index import rank_fusion
@@ -377,9 +377,7 @@ class Library:
         self.zone: Zone = zone
         self.readable = readable or (lambda _: unruled(documents))
         self._documents = documents
-        self._database = Database(
-            documents.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=documents.home
-        )
+        self._database = Database(documents.directory, embedder=made_by(embedder), home=documents.home)
         self._database.seal = documents.seal  # one, so that no key of what either removes stays with the other
         try:
             self.uploads = Uploads(documents.directory, self._database)

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError
 from paceline.rag import database as database_module
 from paceline.rag import rows
 from paceline.rag.chunk import Chunk
-from paceline.rag.database import Database
+from paceline.rag.database import Database, made_by
 from paceline.rag.embedder import HashEmbedder
 from paceline.rag.index import HybridIndex
 from paceline.rag.records import (
@@ -40,7 +40,7 @@ TRAIN = "The night train to Lisbon leaves at nine.\n"
 
 
 class Renamed(HashEmbedder):
-    name = "renamed"
+    name = fingerprint = "renamed"
 
 
 @pytest.fixture
@@ -255,6 +255,10 @@ def test_another_embedder_is_refused_until_everything_is_embedded_again(
         store.add_text("train.txt", TRAIN, zone="device")
     with DocumentStore.open(folder, Renamed(), home=home) as renamed:
         assert renamed.count() == 1
+    trained = Renamed()
+    trained.fingerprint = "of other weights"
+    with pytest.raises(ConfigError, match="not 'renamed' as it is now"):
+        DocumentStore.open(folder, trained, home=home)
 
 
 def test_a_store_without_documents_is_of_the_embedder_that_adds_the_first(folder: Path, home: Home | None) -> None:
@@ -419,7 +423,7 @@ def test_a_text_does_not_replace_a_file_of_its_name(store: DocumentStore, tmp_pa
 def put(store: DocumentStore, collection: str, file: str, *texts: str) -> None:
     """Insert a document of an uploaded file through a separate connection."""
     embedder = HashEmbedder()
-    database = Database(store.directory, embedder=embedder.name, dimensions=embedder.dimensions, home=store.home)
+    database = Database(store.directory, embedder=made_by(embedder), home=store.home)
     chunks = [Chunk(0, len(text), text, "") for text in texts]
     document = Document(f"doc-{collection}-{file}", "note.txt", "f" * 64, "device", time.time(), len(texts))
     with database.writing():
