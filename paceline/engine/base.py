@@ -251,6 +251,8 @@ class BatchRunner(Protocol):
 class SamplesAhead(Protocol):
     """A runner that is far from its caller, and samples rows where they are as soon as they are computed."""
 
+    gone: str | None  # why no batch can run now, though one may later; read on any thread
+
     def sample_ahead(self, ticket: Ticket, rows: Sequence[tuple[RowSampling, ...] | None]) -> None:
         """How the rows of a batch just submitted will be sampled: of each segment its `logits_rows()`, or None where
         that is unknown. `sample` of these very objects then need not ask. Never changes an answer."""

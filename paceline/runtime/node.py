@@ -265,8 +265,8 @@ class Node:
         }
         if unlike := sum(bool(self._peers.scales.difference(name)) for name in self._peers.links):
             detail["equal_weights"] = unlike
-        lost = {} if self.lost is None else {"engine": str(self.lost)}
-        return Readiness(self.lost is None, {**detail, **lost})
+        why = self.lost or ("its model cannot run now; its log says why" if self.worker.is_away else None)
+        return Readiness(why is None, detail if why is None else {**detail, "engine": str(why)})
 
     async def confirm(self, owner: str, document: str) -> str:
         resources = self._resources

@@ -212,8 +212,12 @@ def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None
             os.kill(lost.pid, signal.SIGKILL)
             lost.wait()
             answer = _post(address)
-            assert answer.status_code >= 500
-            assert answer.json()["error"]["message"] and server.process.poll() is None
+            told = answer.json()["error"]
+            assert answer.status_code == 503 and answer.headers["retry-after"] and server.process.poll() is None
+            assert told["code"] == "model_unavailable" and "127.0.0.1" not in answer.text
+            unready = httpx.get(f"{address}/readyz", trust_env=False)
+            assert unready.status_code == 503 and "cannot run now" in unready.json()["engine"]
+            assert "127.0.0.1" not in unready.text
             again = flags("rack2", "3:6", where[1])
             with stage(*again, log=tmp_path / "3") as (_, lines):
                 assert lines[1].endswith(where[1])
@@ -221,6 +225,7 @@ def test_stages_enrol_at_a_server_that_then_runs_on_them(tmp_path: Path) -> None
                 while (answer := _post(address)).status_code != 200:
                     assert time.monotonic() < deadline, answer.text
                 assert answer.json()["choices"][0]["message"]["content"] == expected
+                assert httpx.get(f"{address}/readyz", trust_env=False).json()["ready"] is True
 
 
 def _post(address: str) -> httpx.Response:

@@ -27,7 +27,7 @@ from paceline.engine.base import (
     Ticket,
     runner_of,
 )
-from paceline.errors import EngineError, EngineLost
+from paceline.errors import EngineError, EngineLost, EngineRefusal
 from paceline.runtime.engine_loop.requests import (
     Answer,
     ForwardRequest,
@@ -96,6 +96,8 @@ def _sample(engine: SequenceEngine, requests: Sequence[SampleRequest]) -> Sequen
     """A fault, such as logits that are not numbers, fails its own request only."""
     try:
         return engine.sample(requests) if requests else ()
+    except EngineRefusal as refusal:
+        return [refusal] * len(requests)
     except Exception as fault:
         if len(requests) > 1:
             return [found for request in requests for found in _sample(engine, [request])]
@@ -106,6 +108,8 @@ def _sample(engine: SequenceEngine, requests: Sequence[SampleRequest]) -> Sequen
 def _dists(parts: tuple[Logits, ...]) -> Rows | EngineError:
     try:
         return tuple(dist for part in parts for dist in part.dists())
+    except EngineRefusal as refusal:
+        return refusal
     except Exception as fault:  # a GPU reports late what went wrong in the forward
         log.exception("distributions could not be read")
         return EngineError(f"the model's scores are unusable: {fault}")
@@ -236,6 +240,10 @@ class StepExecutor:
     @property
     def idle(self) -> bool:
         return self.scheduler.idle and not self._under_way
+
+    @property
+    def is_away(self) -> bool:
+        return self._sampler is not None and self._sampler.gone is not None
 
     def took(self, seconds: float) -> None:
         """Record the time of the last `run`, s, with what its answers have cost until they could be continued. By it
@@ -415,6 +423,8 @@ class StepExecutor:
             output = self._runner.collect(step.ticket)
         except EngineLost as error:
             return self.give_up(error)
+        except EngineRefusal as refusal:
+            return self._fail(step.chunks, refusal)
         except Exception as error:
             log.exception("a step failed")
             return self._fail(step.chunks, EngineError(f"the engine failed: {error}"))

@@ -81,6 +81,11 @@ class Worker(ABC):
     def fault(self) -> EngineLost | None:
         """Why the engine cannot be used any more; None while it can."""
 
+    @property
+    def is_away(self) -> bool:
+        """Every request fails now, and later ones may not."""
+        return False
+
     @abstractmethod
     def load(self) -> Load:
         """The fields that tell of the engine. May be called on any thread."""
@@ -186,6 +191,10 @@ class EngineWorker(Worker):
     @property
     def fault(self) -> EngineLost | None:
         return self.steps.lost
+
+    @property
+    def is_away(self) -> bool:
+        return self.steps.is_away
 
     def load(self) -> Load:
         steps = self.steps

@@ -3,7 +3,7 @@
 Every stage gets every command on its own link, in one order; hidden rows go from stage to stage. The engine's thread
 calls; a thread of the pipeline's own runs its connections. When a stage is lost, the others are emptied, and all are
 sent what they must hold and what was under way (`history`), so that callers see nothing but a pause. When nobody can
-take its place, what was under way fails, with a sentence; later batches fail until the stage is back.
+take its place, what was under way fails; later batches fail until the stage is back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paceline.engine.sampling.row_kernel import HostLogits
 from paceline.errors import EngineError, RemoteProtocolError
 from paceline.runtime.stages.history import Imported
 from paceline.runtime.stages.members import Members
-from paceline.runtime.stages.stage_head import BatchUnderWay, StageHead, StageRequest
+from paceline.runtime.stages.stage_head import BatchUnderWay, StageHead, StageRequest, away
 from paceline.wire.effects import Bulk
 from paceline.wire.messages import Frame
 from paceline.wire.stages import messages
@@ -163,7 +163,7 @@ class RemotePipeline(StageHead):
         with self.changed:
             self.flush()
             if self.gone is not None:
-                raise EngineError(self.gone)
+                raise away()
             self.sent.table.written(self.sent.place(batch))
             self._last_ticket += 1
             ticket = Ticket(self._last_ticket)

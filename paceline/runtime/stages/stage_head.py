@@ -19,7 +19,7 @@ from itertools import count
 from paceline.core.batching.segment import Batch
 from paceline.core.sampling.sampler import RowSampling
 from paceline.engine.base import Ticket
-from paceline.errors import ConfigError, EngineError, LinkClosed, LocalProtocolError
+from paceline.errors import ConfigError, EngineError, EngineRefusal, LinkClosed, LocalProtocolError
 from paceline.runtime.link.connection import back_off
 from paceline.runtime.stages.history import History, Imported, SentRows
 from paceline.runtime.stages.members import Member, Members
@@ -70,6 +70,13 @@ class BatchUnderWay:
     def is_open(self) -> bool:
         has_run = self.done is not None and not any(question.is_open for question in self.questions)
         return self.error is None and not has_run
+
+
+def away() -> EngineRefusal:
+    """What answers fail with while no batch can run. The log says why, with the addresses of stages."""
+    return EngineRefusal(
+        "the stages of the model cannot run it now", status=503, type="server_error", code="model_unavailable"
+    )
 
 
 class StageHead:
@@ -162,7 +169,7 @@ class StageHead:
         """
         with self.changed:
             if self.gone is not None:
-                raise EngineError(self.gone)
+                raise away()
             self.put(requests)
             while any(request.is_open for request in requests):
                 self.changed.wait()
@@ -350,11 +357,11 @@ class StageHead:
         with self.changed:
             if self.gone is None:
                 log.error("answers fail until the pipeline is whole: %s", reason)
-            self.gone = f"the model cannot run now: {reason}"
+            self.gone = reason
             under_way: list[BatchUnderWay | StageRequest] = [*self.batches, *self.requests.values()]
             for waiting in under_way:
                 if waiting.is_open:
-                    waiting.error = EngineError(self.gone)
+                    waiting.error = away()
             self.history = self._no_history()  # no stage holds anything that is needed
             self.sent.failed.update(self.sent.table.lengths())
             self.changed.notify_all()
