@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from device_agent.setup import unit as of_user
 from paceline.commands.main import build
-from paceline.settings import SCHEMAS, AgentSettings, ServerSettings
+from paceline.settings import SCHEMAS, AgentSettings, ServerSettings, variable
 from paceline.settings_sources import paths, resolve
 from tests.caddy import as_installed
 
@@ -94,11 +94,23 @@ def test_commands_of_containers_have_the_options_they_name(file: Path) -> None:
         assert program == "paceline" and {part for part in rest if part.startswith("--")} <= options
 
 
+def test_variables_that_are_named_are_settings() -> None:
+    files = [*(ROOT / "docs").glob("*.md"), *DEPLOY.rglob("*.*"), ROOT / "README.md", ROOT / "Dockerfile"]
+    text = "".join(file.read_text("utf-8") for file in files)
+    known = {variable(path) for schema in SCHEMAS for path in paths(schema)} | {"PACELINE_CONFIG"}
+    assert set(re.findall(r"\bPACELINE_[A-Z_]+\b", text)) - known <= {"PACELINE_TEST_DEPTH"}
+
+
+def test_the_agents_container_asks_its_own_program_whether_it_is_ready() -> None:
+    agent = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))["services"]["agent"]
+    assert agent["network_mode"] == "host", "where the server's port may answer as well"
+    assert agent["healthcheck"]["test"][-2:] == ["--url", f"http://127.0.0.1:{AgentSettings(cloud='').port}"]
+
+
 def test_variables_of_the_image_are_settings() -> None:
     text = "".join(file.read_text("utf-8") for file in (ROOT / "Dockerfile", *IN_CONTAINERS))
     names = set(re.findall(r"\bPACELINE_([A-Z_]+)", text))
     assert {"STATE_DIR", "API_KEY_FILE", "DATABASE", "ENGINE_URL"} <= names
-    assert {name.lower() for name in names} <= set(ServerSettings.model_fields)
     assert "PACELINE_HOST" not in text, "an agent then listens on loopback, and needs no key"
 
 
