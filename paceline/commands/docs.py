@@ -126,6 +126,7 @@ def add(
     """
     from paceline.rag.folders import changes
 
+    _tell_links(paths)
     with where.opened() as documents:
         for number, _ in enumerate(changes(_folders(paths)) if watch else [None]):
             try:
@@ -266,6 +267,14 @@ def add_with_progress(
     if all(result.status == "skipped" for result in results):
         raise ConfigError(f"Nothing to read there: give files of {NAMED_KINDS}, or folders of them.")
     return results
+
+
+def _tell_links(paths: Iterable[Path]) -> None:
+    """Say which names no rule of `[policy]` goes by: documents are known by their real paths."""
+    for path in paths:
+        if lost := sorted({*path.absolute().parts} - {*path.resolve().parts} - {".."}):
+            leads = f"{path} leads to {path.resolve()}, so rules of [policy] hold nothing by the name {', '.join(lost)}"
+            typer.echo(printable(f"paceline: {leads}."), err=True)
 
 
 def _counted(number: int, noun: str) -> str:

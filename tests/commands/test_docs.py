@@ -165,6 +165,13 @@ def test_what_cannot_be_read_is_a_sentence(notes: Path) -> None:
     assert "no UTF-8" in str(in_hash("search", "caf\udce9").exception)
 
 
+def test_names_of_links_are_told_to_hold_nothing(notes: Path, tmp_path: Path) -> None:
+    (tmp_path / "diary").symlink_to(notes)
+    said = in_hash("add", str(tmp_path / "diary")).stderr
+    assert f"leads to {notes.resolve()}" in said and "by the name diary." in said
+    assert "leads to" not in in_hash("add", str(notes)).stderr
+
+
 def test_a_store_of_another_embedder_is_refused_until_it_is_indexed_again(notes: Path) -> None:
     in_hash("add", str(notes))
     for asked in (("search", "cats"), ("add", str(notes))):
