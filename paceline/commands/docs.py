@@ -271,9 +271,11 @@ def add_with_progress(
 
 def _tell_links(paths: Iterable[Path]) -> None:
     """Say which names no rule of `[policy]` goes by: documents are known by their real paths."""
-    for path in paths:
-        if lost := sorted({*path.absolute().parts} - {*path.resolve().parts} - {".."}):
-            leads = f"{path} leads to {path.resolve()}, so rules of [policy] hold nothing by the name {', '.join(lost)}"
+    for given in paths:
+        if lost := sorted({*given.absolute().parts} - {*given.resolve().parts} - {".."}):
+            leads = (
+                f"{given} leads to {given.resolve()}, so rules of [policy] hold nothing by the name {', '.join(lost)}"
+            )
             typer.echo(printable(f"paceline: {leads}."), err=True)
 
 
