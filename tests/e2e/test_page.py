@@ -281,6 +281,46 @@ def test_two_tabs_lose_none_of_each_others_questions(browse: Browse, pair: Pair)
     assert seen["errors"] == [] and seen["questions"] == ["One?", "Two?", "Three?"]
 
 
+def test_copies_of_a_conversation_end_alike_in_whatever_order_they_are_merged(browse: Browse, pair: Pair) -> None:
+    seen = browse("merged", pair.url("cloud"), given=300 * DEPTH)
+    assert seen["errors"] == [] and seen["faults"] == []
+
+
+def test_nothing_is_asked_without_the_messages_of_another_browser_nor_are_others_forgotten(
+    browse: Browse, pair: Pair
+) -> None:
+    seen = browse("unread", pair.url("cloud"))
+    assert seen["refused"] == ["More?", 0, "The server answered 503, without a reason."], "said where it is seen"
+    assert seen["asked"] == ["Alpha?", "So.", "More?"] and seen["shown"] == ["Alpha?", "More?"]
+    assert seen["listed"] == ["Alpha?", "Gamma?"]
+
+
+def test_what_two_browsers_change_of_a_conversation_is_in_both_and_goes_with_it(browse: Browse, pair: Pair) -> None:
+    seen = browse("changes", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["titles"] == ["Renamed"]
+    assert (seen["instructions"], seen["stores"]) == ("Answer in Latin.", 2), "before anybody has looked"
+    assert seen["files"] == ["b.md"]
+
+
+def test_a_file_of_one_tab_is_read_in_the_other_and_one_that_is_lost_is_told(browse: Browse, pair: Pair) -> None:
+    seen = browse("attached", pair.url("cloud"))
+    assert seen["stores"] == 2 and seen["files"] == [["a.md", "b.md"]] * 2
+    assert seen["lost"] == "The server has them no more: answers do not read them" and seen["again"] == ["new.md"]
+    assert all("404" in error for error in seen["errors"]), "logged by browsers themselves"
+
+
+def test_a_tab_that_writes_an_answer_undoes_nothing_of_another(browse: Browse, pair: Pair) -> None:
+    seen = browse("overwritten", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["titles"] == ["Renamed"]
+    assert seen["questions"] == ["Kept?", "Another?"]
+
+
+def test_a_conversation_is_kept_once_and_whole(browse: Browse, pair: Pair) -> None:
+    seen = browse("once", pair.url("cloud"))
+    assert seen["titles"] == [["One?"], ["One?"]] and seen["sizes"] == [4, 4, 10_001]
+    assert all("ERR_FAILED" in error or "413" in error for error in seen["errors"]), "those of the test"
+
+
 def test_a_question_goes_where_it_was_asked_whatever_is_opened_while_it_waits(browse: Browse, pair: Pair) -> None:
     seen = browse("waiting", pair.url("cloud"))
     assert seen["errors"] == [] and seen["asked"] == [["Old?"], ["New?"]]

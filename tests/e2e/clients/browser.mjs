@@ -72,6 +72,43 @@ export function streamOf(pieces, end = {}) {
   ].join("");
 }
 
+/** Wait until what needs a key is there. */
+export const models = (page) => page.waitForFunction(() => document.querySelector("#model").options.length > 0);
+export const titles = (page) => page.locator("#conversations .open").allTextContents();
+
+/** Hold requests for these paths until the function that is returned is called. */
+export async function held(page, path, method = "GET") {
+  let release;
+  const released = new Promise((resolve) => (release = resolve));
+  await page.route(path, async (route) => {
+    if (route.request().method() === method) await released;
+    await route.fallback();
+  });
+  return release;
+}
+
+/** Bodies of the requests for an answer, each of which is answered at once. */
+export async function answered(page) {
+  const bodies = [];
+  await page.route("**/v1/responses", (route) => {
+    bodies.push(route.request().postDataJSON());
+    return route.fulfill({ contentType: "text/event-stream", body: streamOf([["So.", "cloud"]]) });
+  });
+  await page.route("**/v1/responses/*", (route) => route.fulfill({ json: {} })); // of which the server knows nothing
+  return bodies;
+}
+
+export function focus(page) {
+  return page.evaluate(() => window.dispatchEvent(new Event("focus")));
+}
+
+export async function growing(page) {
+  await page.waitForFunction(() => {
+    const last = [...document.querySelectorAll(".answer")].at(-1);
+    return last?.dataset.state === "writing" && last.innerText.trim().length > 3;
+  });
+}
+
 /** Rules that axe-core finds broken with an impact of at least "serious", with the elements at fault. */
 export async function accessibilityFaults(page) {
   if (!(await page.evaluate(() => Boolean(window.axe)))) await page.evaluate(AXE);

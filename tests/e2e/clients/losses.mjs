@@ -1,31 +1,6 @@
 // What people may lose without being told: questions, files and settings, in Chromium.
 
-import { ask, begin, deleteFirst, ended, lastAnswer, streamOf, until } from "./browser.mjs";
-
-const models = (page) => page.waitForFunction(() => document.querySelector("#model").options.length > 0);
-const titles = (page) => page.locator("#conversations .open").allTextContents();
-
-/** Hold requests for these paths until the function that is returned is called. */
-async function held(page, path, method = "GET") {
-  let release;
-  const released = new Promise((resolve) => (release = resolve));
-  await page.route(path, async (route) => {
-    if (route.request().method() === method) await released;
-    await route.fallback();
-  });
-  return release;
-}
-
-/** Bodies of the requests for an answer, each of which is answered at once. */
-async function answered(page) {
-  const bodies = [];
-  await page.route("**/v1/responses", (route) => {
-    bodies.push(route.request().postDataJSON());
-    return route.fulfill({ contentType: "text/event-stream", body: streamOf([["So.", "cloud"]]) });
-  });
-  await page.route("**/v1/responses/*", (route) => route.fulfill({ json: {} })); // of which the server knows nothing
-  return bodies;
-}
+import { answered, ask, begin, deleteFirst, ended, held, lastAnswer, models, titles, until } from "./browser.mjs";
 
 const saidIn = ({ input }) => input.map(({ content }) => content);
 
@@ -151,7 +126,7 @@ export const LOSSES = {
       };
       const usage = { input_tokens: 1, output_tokens: 9, total_tokens: 10 };
       const answer = { ...newAnswer(), id: "b", parent: "a", text: "A b.", lanes: "cccc", steps: ["s"], calls: [{ name: "f", arguments: "{}" }], state: "done", report, usage, seconds: 1, model: "fake", context: 100 };
-      const whole = { title: "T", pinned: true, updated: 1, leaf: "b", options: { system: "Be.", temperature: 1 }, messages: [{ id: "a", parent: null, role: "user", text: "Q" }, answer] };
+      const whole = { title: "T", pinned: true, updated: 1, leaf: "b", system: "Be.", temperature: 1, messages: [{ id: "a", parent: null, role: "user", text: "Q" }, answer] };
       const dialog = document.querySelector("#source");
       const actions = { versions: () => [], openSource: (citation, of) => openSource(dialog, citation, of, "device") };
       const faults = [];
@@ -220,7 +195,7 @@ export const LOSSES = {
     await until(page, kept, { title: "Long", count: 22 });
     const well = await page.textContent("#unkept");
     await take(beyond);
-    await until(page, kept, { title: "Beyond", count: 1 });
+    await until(page, kept, { title: "Beyond", count: 2 });
     await page.waitForFunction(() => document.querySelector("#unkept").textContent);
     const told = await page.textContent("#unkept");
     return { roles: input.map(({ role }) => role), last: input.at(-1).content, bytes: JSON.stringify(input).length, well, told };

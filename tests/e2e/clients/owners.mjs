@@ -1,6 +1,6 @@
 // Conversations in Chromium: whose they are, and what is left of those that were deleted.
 
-import { ask, begin, deleteFirst, ended, linked, seeded, until } from "./browser.mjs";
+import { ask, begin, deleteFirst, ended, focus, growing, linked, seeded, titles, until } from "./browser.mjs";
 
 /** All that the page keeps of an owner. */
 function stored(page, owner) {
@@ -9,14 +9,6 @@ function stored(page, owner) {
 
 function emptied(page, owner) {
   return until(page, async (name) => !(await (await import("/page/storage.js")).loadConversations(name)).length, owner);
-}
-
-function focus(page) {
-  return page.evaluate(() => window.dispatchEvent(new Event("focus")));
-}
-
-function titles(page) {
-  return page.locator("#conversations .open").allTextContents();
 }
 
 async function enter(page, key, lasting = false) {
@@ -33,13 +25,6 @@ async function changeKey(page, key) {
   await page.click("#change-key");
   await Promise.all([page.waitForEvent("load"), enter(page, key).catch(() => {})]); // the page begins anew
   await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
-}
-
-async function growing(page) {
-  await page.waitForFunction(() => {
-    const last = [...document.querySelectorAll(".answer")].at(-1);
-    return last?.dataset.state === "writing" && last.innerText.trim().length > 3;
-  });
 }
 
 export const OWNERS = {
@@ -107,10 +92,11 @@ export const OWNERS = {
     }
     const fields = await seeded(page);
     await page.goto(`${url}docs`);
-    await page.evaluate(async () => { // as a former release has left them
+    await page.evaluate(async () => { // without a key
+      const { newConversation } = await import("/page/conversation.js");
       const { saveConversation, saveUnfinished } = await import("/page/storage.js");
-      await saveConversation({ id: "old", title: "Old", updated: 2, messages: [] });
-      saveUnfinished([{ id: "left", title: "Left", updated: 1, messages: [] }]);
+      await saveConversation({ ...newConversation(), id: "old", title: "Old", updated: 2 });
+      saveUnfinished([{ ...newConversation(), id: "left", title: "Left", updated: 1 }]);
     });
     const digests = await page.evaluate(async () => {
       const { sha256 } = await import("/page/digest.js");

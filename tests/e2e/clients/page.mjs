@@ -5,6 +5,7 @@ import { createInterface } from "node:readline";
 import {
   accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf, until,
 } from "./browser.mjs";
+import { COPIES } from "./copies.mjs";
 import { LOSSES } from "./losses.mjs";
 import { OWNERS } from "./owners.mjs";
 import { PICTURES } from "./pictures.mjs";
@@ -15,6 +16,7 @@ const SHORT = { max_output_tokens: 8 }; // where an answer only has to end
 const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
+  ...COPIES,
   ...LOSSES,
   ...OWNERS,
   ...PICTURES,
@@ -226,7 +228,7 @@ const SCENARIOS = {
       const messages = [message("a", "b"), message("b", "a"), message("a", "a")];
       const [found] = fromJson(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: [{ title: 1, messages, leaf: "b" }] }));
       const [plain] = fromJson(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: [{ title: "", messages: ["a", "b", "c"].map((text) => ({ role: "user", text })) }] }));
-      const circle = { messages: [message("a", "b"), message("b", "a")], leaf: "a" };
+      const circle = { messages: [message("a", "b"), message("b", "a")], leaf: "a", changed: {} };
       turnTo(circle, circle.messages[0]);
       const [{ steps, lanes, state, onclick = "" }] = found.messages;
       return { path: pathOf(found).map(({ text }) => text), ids: new Set(found.messages.map(({ id }) => id)).size, first: [steps, lanes, state, onclick], plain: pathOf(plain).map(({ text }) => text) };
@@ -335,7 +337,7 @@ const SCENARIOS = {
     await page.click("#open-settings");
     await page.selectOption("#keep", "browser");
     const messages = (id) => [{ id: `q${id}`, parent: null, role: "user", text: `Question ${id}` }, { id: `a${id}`, parent: `q${id}`, role: "assistant", text: `Answer ${id}` }];
-    const many = Array.from({ length: 200 }, (_, id) => ({ title: `Old ${id}`, updated: 1e12 + id, options: {}, messages: messages(id) }));
+    const many = Array.from({ length: 200 }, (_, id) => ({ title: `Old ${id}`, updated: 1e12 + id, messages: messages(id) }));
     const file = { name: "a.json", mimeType: "application/json", buffer: Buffer.from(JSON.stringify({ kind: "paceline conversations", version: 1, conversations: many })) };
     await page.setInputFiles("#import-file", file);
     await page.waitForFunction(() => document.querySelectorAll("#conversations li").length === 200);

@@ -79,6 +79,11 @@ function parsed(status, text) {
   }
 }
 
+/** What is to be deleted is not there, or not any more. Raises any other ApiError. */
+export function gone(error) {
+  if (error.status !== 404) throw error;
+}
+
 /** A text that was pasted may hold half of a character, which no request may. */
 function wellFormed(_, value) {
   return typeof value === "string" ? value.toWellFormed() : value;

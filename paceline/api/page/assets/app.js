@@ -3,7 +3,7 @@
 import { AnswerView, questionNode, versionsBar } from "./answer.js";
 import { ApiError, keyName, request } from "./api.js";
 import { Archive } from "./archive.js";
-import { add, asJson, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
+import { add, asJson, change, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
 import { readable, Uploads } from "./documents.js";
 import { make } from "./elements.js";
 import { KeyDialog } from "./key.js";
@@ -26,12 +26,12 @@ const $ = (id) => document.getElementById(id);
 const settings = loadSettings();
 const uploads = new Uploads(say);
 const attached = new WeakMap(); // by conversation, its uploads
-const archive = new Archive((key, reason) => ($("unkept").textContent = key && t(key, { reason })));
+const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
+const archive = new Archive(writing, (key, reason) => ($("unkept").textContent = key && t(key, { reason })));
 const keyDialog = new KeyDialog($("key"), () => load().then(connect));
-const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove });
+const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove, failed: showFailure });
 let current = newConversation();
 let shown = new Map(); // by answer, their views
-const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
 const asking = new Set(); // {conversation, text} of questions that wait for files, and for what other tabs have kept
 let models = [];
 let server = { side: "cloud", linked: false }; // what it says of itself without a key
@@ -66,8 +66,9 @@ async function select(conversation) {
   showConversation();
   $("question").focus();
   if (conversation.away) {
-    await archive.fetch(conversation).catch(({ message }) => say(message));
+    const failure = await archive.fetch(conversation).then(() => null, (error) => error);
     if (current === conversation) showConversation();
+    if (current === conversation && failure) showFailure(failure, () => select(conversation));
   }
   complete(conversation);
 }
@@ -76,9 +77,13 @@ function showAddress() {
   history.replaceState(null, "", archive.has(current) ? `#c=${current.id}` : location.pathname + location.search);
 }
 
-function showConversation() {
+function showTitle() {
   $("title").textContent = titled(current);
   document.title = current.title ? `${current.title} – Paceline` : "Paceline";
+}
+
+function showConversation() {
+  showTitle();
   const until = performance.now() + SHOW_MS;
   const views = new Map();
   const nodes = pathOf(current).reverse().map((message) => { // the last one is seen first
@@ -101,25 +106,31 @@ function showConversation() {
   else toEnd();
 }
 
+/** Show which files there are now. */
+function showFiles(conversation) {
+  return Promise.all([uploads, attached.get(conversation)].map((each) => each?.load().catch(() => {}))); // a key need not allow documents
+}
+
 function filesOf(conversation) {
   const files = new Uploads(say, conversation, (store) => {
     if (isLost(conversation)) {
-      archive.forget({ ...newConversation(), id: store, owner: conversation.owner, store });
+      archive.forget({ ...newConversation(), id: store, owner: conversation.owner, stores: [store] });
       throw new ApiError(t("removed", { name: titled(conversation) }));
     }
-    conversation.store = store;
+    conversation.stores.push(store);
     archive.remember(conversation); // though nothing is asked yet: it is found again, and deleted with its files
     if (conversation === current) showAddress();
     list.show(current, writing);
   });
-  if (conversation.store) files.load().catch(() => {}); // a key need not allow documents
+  if (conversation.stores.length) files.load().catch(() => {});
   files.list.ariaLabel = t("attachedFiles");
   return files;
 }
 
-function changed(conversation) {
+function changed(conversation, fields) {
+  change(conversation, fields);
   if (archive.has(conversation)) archive.remember(conversation);
-  if (conversation === current) $("title").textContent = titled(conversation);
+  showTitle();
   list.show(current, writing);
 }
 
@@ -138,19 +149,28 @@ function removeAtOnce(conversation) {
 
 /** It was kept, and is deleted, here or elsewhere. */
 function isLost(conversation) {
-  return !archive.has(conversation) && Boolean(conversation.messages.length || conversation.store);
+  return !archive.has(conversation) && Boolean(conversation.messages.length || conversation.stores.length || conversation.server);
 }
 
 /** Show what other tabs and browsers have kept since. */
 async function catchUp(remote = true) {
-  const before = JSON.stringify([current.leaf, current.messages.length, current.title]);
-  await archive.catchUp(writing);
+  const seen = () => JSON.stringify([current.messages.length, pathOf(current).map(({ id, state }) => [id, state])]);
+  const before = seen();
+  await archive.catchUp();
   if (remote) archive.inTurn(() => archive.bury());
-  if (remote && archive.kept) await archive.inTurn(() => archive.pull(writing));
-  if (isLost(current)) replace(newConversation());
-  if (before === JSON.stringify([current.leaf, current.messages.length, current.title])) return list.show(current, writing);
-  showConversation();
-  return complete(current);
+  if (remote && archive.kept) await archive.inTurn(() => archive.pull());
+  if (isLost(current)) {
+    replace(newConversation());
+    showAddress();
+  }
+  const files = remote && showFiles(current);
+  showTitle();
+  if (before === seen()) list.show(current, writing);
+  else {
+    showConversation();
+    await complete(current);
+  }
+  await files;
 }
 
 /** Read on where an answer is still being written at the server, and fetch what this browser lacks of others. */
@@ -159,7 +179,7 @@ async function complete(conversation) {
   const open = path.find(({ state, response }) => state === "writing" && response);
   if (open && !writing.has(conversation)) write(conversation, open, null);
   for (const answer of path.filter(({ bare, state }) => bare && state !== "writing")) {
-    delete answer.bare;
+    answer.bare = false;
     const { signal } = new AbortController();
     const whole = { ...newAnswer(), response: answer.response };
     await writeAnswer(whole, null, { kept: false, signal, changed: () => {} });
@@ -182,7 +202,7 @@ const actions = {
   openSource: (citation, answer) => openSource($("source"), citation, answer, server.side),
   versions: (message) => versionsBar(versionsOf(current, message), message, (other) => {
     turnTo(current, other);
-    changed(current);
+    changed(current, {});
     showConversation();
     complete(current);
   }),
@@ -192,7 +212,7 @@ const actions = {
 function ask(text, parent) {
   if (!text.trim()) return;
   whenReady((conversation) => {
-    conversation.title ||= titleOf(text);
+    if (!conversation.title) change(conversation, { title: titleOf(text) });
     const question = add(conversation, { role: "user", text: text.trim() }, parent);
     answerNow(conversation, question.id);
   }, parent === undefined ? text : "");
@@ -210,17 +230,26 @@ async function whenReady(work, text = "") {
   await started; // until then no model is known
   await attached.get(mine.conversation)?.settled();
   await catchUp(false);
-  if (!asking.delete(mine)) return; // stopped
+  const kept = mine.conversation.server && (archive.kept || mine.conversation.away);
+  const failure = kept ? await archive.fetch(mine.conversation).then(() => null, (error) => error) : null;
+  await attached.get(mine.conversation)?.settled();
+  if (!asking.has(mine)) return; // stopped
   const { conversation } = mine;
+  if (conversation.away) {
+    stop(conversation);
+    showFailure(failure, () => select(conversation));
+    return;
+  }
+  asking.delete(mine);
   if (isLost(conversation)) showBusy();
   else work(conversation);
 }
 
 /** Have an answer written below this question. from: one that was cut, with which it begins. */
 function answerNow(conversation, question, from = null) {
-  conversation.leaf = question;
+  change(conversation, { leaf: question });
   const kept = archive.kept;
-  const stores = [uploads.readable, attached.get(conversation)?.readable].filter(Boolean);
+  const stores = [...uploads.readable, ...(attached.get(conversation)?.readable ?? [])];
   const body = requestBody(conversation, settings, stores, kept);
   const { model } = settings;
   const answer = { ...newAnswer(), kept, model, context: models.find(({ id }) => id === model)?.max_model_len ?? 0 };
@@ -256,8 +285,8 @@ async function write(conversation, answer, body) {
       saved = Date.now();
       known = answer.response;
       if (archive.has(conversation)) archive.remember(conversation, began);
-      else if (began) { // it was deleted meanwhile
-        archive.forget({ ...conversation, id: answer.id, server: "", store: "", messages: [answer] });
+      else if (answer.response && !abort.signal.aborted) { // it was deleted meanwhile
+        archive.forget({ ...conversation, id: answer.id, server: "", stores: [], messages: [answer] });
         abort.abort();
       }
     },
@@ -278,6 +307,7 @@ async function write(conversation, answer, body) {
   list.show(current, writing);
   say({ done: t("done"), stopped: t("stopped"), failed: t("failed") }[answer.state] ?? "");
   if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && actions.retry(answer));
+  if (answer.status === 404) showFiles(conversation); // one of their stores may be gone
   refreshStatus();
 }
 
@@ -340,14 +370,16 @@ async function connect() {
   saveSettings(settings);
   archive.kept = settings.keep === "server";
   await archive.own();
-  const [read] = await Promise.all([readable().catch(() => null), uploads.load().catch(() => {}), catchUp()]); // a key need not allow documents
+  const [read] = await Promise.all([readable().catch(() => null), catchUp()]);
   documents = read;
   if (!current.messages.length && !current.away) showConversation();
 }
 
-function showFailure(error) {
+/** again: is called where it is to be tried again. */
+function showFailure(error, again = null) {
   const sentence = error instanceof ApiError ? error.message : String(error);
-  $("messages").prepend(make("p", { className: "error", role: "alert", textContent: sentence }));
+  const button = again && make("button", { type: "button", className: "on", textContent: t("again"), onclick: again });
+  $("messages").prepend(make("p", { className: "error", role: "alert" }, sentence), ...(button ? [button] : []));
 }
 
 async function settingsChanged(name) {
@@ -365,7 +397,7 @@ async function settingsChanged(name) {
 
 $("settings").querySelector("form").onsubmit = (event) => event.preventDefault();
 $("open-settings").onclick = () => $("settings").showModal();
-$("open-options").onclick = () => openOptions($("options"), current, () => changed(current));
+$("open-options").onclick = () => openOptions($("options"), current, changed.bind(null, current));
 $("change-key").onclick = () => {
   $("settings").close();
   keyDialog.open();
@@ -377,8 +409,11 @@ $("delete-all").onclick = () => {
   select(newConversation());
 };
 $("export-all").onclick = async () => {
-  for (const each of archive.conversations) await archive.fetch(each).catch(() => {});
-  save("paceline.json", asJson(archive.conversations), "application/json");
+  let failure = null;
+  for (const each of archive.conversations.filter(({ away }) => away)) await archive.fetch(each).catch((error) => (failure = error));
+  if (failure) $("settings").close();
+  if (failure) showFailure(failure);
+  else save("paceline.json", asJson(archive.conversations), "application/json");
 };
 $("import").onclick = () => $("import-file").click();
 $("import-file").onchange = async () => {

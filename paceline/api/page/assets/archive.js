@@ -1,25 +1,27 @@
 // The conversations of this browser, as this tab shows them, and their copies at /v1/conversations where they are to be kept
-// there. Other tabs keep theirs in the same storage, other browsers at the same server: what either has is merged. Each is of
-// the key with which it was begun; other keys of this browser see nothing of it.
+// there. Other tabs keep theirs in the same storage, other browsers at the same server: what either has is merged before it is
+// replaced. Each is of the key with which it was begun; other keys of this browser see nothing of it.
 
-import { request, requestAll } from "./api.js";
-import { bytesOf, cut, DONE, merge, newAnswer, newConversation } from "./conversation.js";
+import { gone, request, requestAll } from "./api.js";
+import { bytesOf, cut, DONE, FIELDS, merge, newAnswer, newConversation } from "./conversation.js";
 import { deleteConversation, loadConversations, ownConversations, saveConversation } from "./storage.js";
 
 const MADE_BY = "paceline page"; // in the metadata
 const BURIED = "paceline page: deleted"; // of the one whose items are the ids of deleted ones
 const BATCH = 20; // items of one request, and their bytes, unless it is one
 const BYTES = 500_000;
+const BEGINNING = 10_000; // characters
 const VALUE = 500; // characters of one value of the metadata
+const STORES = 16; // of one conversation, whose ids fit into one
 
 export class Archive {
-  /** failed: is called with the key of a sentence when something does not keep what it should, and why; with none when the
-   * server keeps it again. */
-  constructor(failed) {
+  /** writing: a map whose keys are the conversations that are being written here, to {answer}. failed: is called with the key
+   * of a sentence when something does not keep what it should, and why; with none when the server keeps it again. */
+  constructor(writing, failed) {
+    this.writing = writing;
     this.failed = failed;
     this.conversations = []; // the latest first
     this.deleted = []; // here, but not yet at the server: the ids of what it has of each
-    this.unsaved = new Set(); // of both: what the storage has not taken, or not yet
     this.owner = ""; // a name of the key in use
     this.taken = false; // the server has answered to that key
     this.kept = false; // at the server as well
@@ -55,7 +57,7 @@ export class Archive {
   async stored() {
     const all = await loadConversations(this.owner);
     const held = new Map(this.deleted.filter((each) => each.owner === this.owner).map((each) => [each.id, each]));
-    const unsaved = [...held.values()].filter((each) => this.unsaved.has(each));
+    const unsaved = [...held.values()].filter(({ stored }) => !stored);
     const others = all.filter(({ id, deleted }) => deleted && !unsaved.some((each) => each.id === id));
     this.deleted = [...unsaved, ...others.map((each) => held.get(each.id) ?? each)];
     return all.filter((each) => !each.deleted);
@@ -68,22 +70,26 @@ export class Archive {
     await ownConversations(this.owner).catch(() => {}); // of this tab alone
   }
 
-  /** Take over what other tabs have kept since. writing: a map whose keys are the conversations being written here. */
-  async catchUp(writing) {
+  /** Take over what other tabs have kept since. */
+  async catchUp() {
     let stored;
     try {
       stored = await this.stored();
     } catch {
       return; // of this tab alone
     }
-    const gone = new Set(stored.map((each) => each.id));
-    this.conversations = this.conversations.filter((each) => gone.has(each.id) || this.unsaved.has(each) || writing.has(each));
+    const there = new Set(stored.map((each) => each.id));
+    this.conversations = this.conversations.filter((each) => !each.stored || there.has(each.id));
     for (const each of stored) {
       const held = this.find(each.id);
-      if (held) merge(held, each, writing.get(held)?.answer);
+      if (held) this.merge(held, each);
       else this.conversations.push(each);
     }
     this.sort();
+  }
+
+  merge(conversation, other) {
+    merge(conversation, other, this.writing.get(conversation)?.answer);
   }
 
   /** Keep a conversation that was begun or has changed. sent: at the server too. */
@@ -97,19 +103,19 @@ export class Archive {
 
   save(conversation) {
     if (this.taken) conversation.owner ??= this.owner;
-    this.unsaved.add(conversation);
     saveConversation(conversation).then(
-      () => this.unsaved.delete(conversation),
+      (there) => there || this.leave(conversation),
       () => (conversation.deleted ? this.drop(conversation) : this.failed("cannotKeep")),
     );
   }
 
-  /** elsewhere: the server has nothing of it any more. */
-  remove(conversation, elsewhere = false) {
+  leave(conversation) {
     this.conversations = this.conversations.filter((each) => each !== conversation);
-    this.unsaved.delete(conversation);
-    if (elsewhere) this.drop(conversation);
-    else this.forget(conversation);
+  }
+
+  remove(conversation) {
+    this.leave(conversation);
+    this.forget(conversation);
   }
 
   drop({ id }) {
@@ -118,14 +124,14 @@ export class Archive {
 
   /** Keep of a removed conversation what the server has of it, until that is deleted too: now, or when it answers again. */
   forget(conversation) {
-    const { id, owner, server, store, away } = conversation;
+    const { id, owner, server, stores } = conversation;
     const responses = responsesOf(conversation);
     this.deleted = this.deleted.filter((each) => each.id !== id);
-    if (!server && !store && !responses.length) {
+    if (!server && !stores.length && !responses.length) {
       this.drop(conversation);
       return;
     }
-    const left = { id, owner, server, store, away, responses, deleted: true };
+    const left = { id, owner, server, stores, responses, deleted: true };
     this.deleted.push(left);
     this.save(left);
     this.inTurn(() => this.bury());
@@ -143,69 +149,84 @@ export class Archive {
   }
 
   async push(conversation) {
-    if (!this.has(conversation) || conversation.away) return; // deleted meanwhile
-    const metadata = metadataOf(conversation);
-    if (!conversation.server) {
-      conversation.server = (await request("v1/conversations", { method: "POST", body: { metadata } })).id;
-      if (!this.has(conversation)) { // deleted meanwhile, when this was not known
-        this.forget({ ...conversation, id: conversation.server, store: "", messages: [] });
-        return;
-      }
-    } else {
-      await request(`v1/conversations/${conversation.server}`, { method: "POST", body: { metadata } });
+    if (!this.has(conversation) || (await this.send(conversation).then(() => true, gone))) return;
+    await this.exhume(await requestAll("v1/conversations"));
+    this.lose(conversation);
+    if (this.has(conversation)) await this.send(conversation);
+  }
+
+  async send(conversation) {
+    if (conversation.server) this.merge(conversation, copyOf(await request(`v1/conversations/${conversation.server}`)));
+    else {
+      const { id: server, created_at: seen } = await request("v1/conversations", { method: "POST", body: { metadata: metadataOf(conversation) } });
+      Object.assign(conversation, { server, seen, sent: [] });
+      if (!this.has(conversation)) return this.forget(conversation); // deleted meanwhile, when this was not known
     }
-    const items = conversation.messages.map(itemOf).filter((item) => item && !conversation.sent.includes(item.id));
+    const path = `v1/conversations/${conversation.server}`;
+    const unsent = conversation.messages.map(itemOf).filter((item) => item && !conversation.sent.includes(item.id));
     let failure = null;
-    for (const batch of batches(items)) {
-      try {
-        await request(`v1/conversations/${conversation.server}/items`, { method: "POST", body: { items: batch } });
-        conversation.sent.push(...batch.map(({ id }) => id));
-      } catch (error) {
+    for (const items of batches(unsent)) {
+      const send = (body) => request(`${path}/items`, { method: "POST", body });
+      await send({ items }).catch((error) => {
         if (error.status !== 413) throw error;
-        failure = error; // one that is too long does not keep the others here
-      }
+        failure = error; // of one that is too long others have the beginning, so that what follows has its place
+        return send({ items: items.map((item) => ({ ...item, content: `${cut(item.content, BEGINNING)}…` })) });
+      });
+      conversation.sent.push(...items.map(({ id }) => id));
     }
+    await request(path, { method: "POST", body: { metadata: metadataOf(conversation) } }); // after the messages that it names
     if (this.has(conversation)) this.save(conversation);
     if (failure) throw failure;
+    return undefined;
   }
 
-  /** Take over what other browsers have kept at the server, after what this one is deleting. True: something changed. */
-  async pull(writing) {
+  /** Take over what other browsers have kept at the server, after what this one is deleting. */
+  async pull() {
     const before = this.conversations.filter(({ server }) => server);
     const all = await requestAll("v1/conversations");
-    const deleted = new Set(this.deleted.map(({ server }) => server));
-    const listed = all.filter(({ id, metadata }) => metadata.made_by === MADE_BY && !deleted.has(id));
     await this.exhume(all);
-    const there = new Set(listed.map(({ id }) => id));
-    let changed = false;
-    for (const held of before) {
-      if (there.has(held.server) || writing.has(held)) continue;
-      changed = true;
-      // What is not there and was not deleted has expired, or another server answers at this address: it stays here.
-      if (this.buried.ids.has(held.server)) this.remove(held, true);
-      else Object.assign(held, { server: "", sent: [] });
+    const there = Map.groupBy(all.filter(({ metadata }) => metadata.made_by === MADE_BY && metadata.id), ({ metadata }) => metadata.id);
+    for (const held of this.conversations) {
+      if (this.buried.ids.has(held.id) || (before.includes(held) && !there.has(held.id))) this.lose(held);
     }
-    for (const { id, metadata, paceline } of listed) {
-      const held = this.conversations.find((each) => each.server === id);
-      if (held && (held.seen >= paceline.updated_at || writing.has(held))) continue;
-      const told = { ...described(metadata), seen: paceline.updated_at, server: id };
-      if (!held) this.conversations.push({ ...newConversation(), ...told, id, away: true });
-      else if (held.away) Object.assign(held, told);
-      else merge(held, { ...held, ...told, ...(await this.items(id).catch(gone)) }, writing.get(held)?.answer);
-      if (held) held.seen = paceline.updated_at;
-      changed = true;
-    }
+    const deleted = new Set([...this.buried.ids, ...this.deleted.map(({ id }) => id)]);
+    for (const [id, copies] of there) if (!deleted.has(id)) await this.take(id, copies);
     this.sort();
-    return changed;
   }
 
-  /** Fetch the messages of a conversation that another browser has begun. */
-  async fetch(conversation) {
-    if (!conversation.away) return;
-    const { messages, sent } = await this.items(conversation.server);
-    Object.assign(conversation, { messages, sent, away: false });
-    conversation.leaf = messages.some(({ id }) => id === conversation.leaf) ? conversation.leaf : (messages.at(-1)?.id ?? null);
+  /** The server has it no more. What was not deleted has expired, or another server answers at this address: it stays here. */
+  lose(conversation) {
+    if (conversation.away || this.buried.ids.has(conversation.id)) this.leave(conversation);
+    else Object.assign(conversation, { server: "", sent: [], seen: 0 });
+    if (!this.buried.ids.has(conversation.id)) return;
+    const unsent = conversation.messages.filter((message) => !conversation.sent.includes(itemOf(message)?.id));
+    this.forget({ ...conversation, server: "", messages: unsent }); // of the others who has deleted it knew
+  }
+
+  /** Take over a conversation of which the server has these copies: two where two tabs or browsers have begun to keep it at
+   * once, or a server's answer was lost. Of these the same is left by all. */
+  async take(id, copies) {
+    const [{ id: server, metadata }, ...more] = copies.sort((one, other) => (one.id < other.id ? -1 : 1));
+    const held = this.find(id);
+    const seen = Math.max(...copies.map(({ paceline }) => paceline.updated_at));
+    if (held?.server === server && held.seen >= seen && !more.length) return;
+    const conversation = held ?? { ...copyOf(copies[0]), away: true };
+    if (!held) this.conversations.push(conversation);
+    let items = { sent: [] };
+    if (conversation.away && !more.length) this.merge(conversation, copyOf(copies[0]));
+    else for (const copy of copies.reverse()) items = (await this.fetch(conversation, copy).catch(gone)) ?? items;
+    Object.assign(conversation, { server, seen, sent: items.sent });
+    if (more.length || JSON.stringify(metadataOf(conversation)) !== JSON.stringify(metadata)) await this.push(conversation);
+    for (const copy of more) await request(`v1/conversations/${copy.id}`, { method: "DELETE" }).catch(gone);
+  }
+
+  /** Bring what the server has of a conversation into it. copy: as the server lists it. Raises ApiError. */
+  async fetch(conversation, copy = null) {
+    const server = copy?.id ?? conversation.server;
+    const [told, items] = await Promise.all([copy ?? request(`v1/conversations/${server}`), this.items(server)]);
+    this.merge(conversation, { ...copyOf(told), ...items, away: false });
     this.save(conversation);
+    return items;
   }
 
   async items(id) {
@@ -220,11 +241,12 @@ export class Archive {
 
   /** Delete at the server what was deleted here. What fails is tried again when the page is looked at, or opened. */
   async bury() {
+    const all = this.deleted.some(({ server }) => server) ? await requestAll("v1/conversations") : [];
+    if (all.length) await this.exhume(all);
     let failure = null;
     for (const left of [...this.deleted]) {
       try {
-        await this.delete(left);
-        this.unsaved.delete(left);
+        await this.delete(left, all.filter(({ metadata }) => metadata.id === left.id));
         this.deleted = this.deleted.filter((each) => each !== left);
         if (!this.deleted.some(({ id }) => id === left.id)) this.drop(left);
       } catch (error) {
@@ -235,20 +257,24 @@ export class Archive {
     if (failure) throw failure;
   }
 
-  async delete({ server, store, away, responses }) {
+  /** copies: what the server has of it, with what other browsers have added. */
+  async delete({ id, server, stores, responses }, copies) {
     if (server) { // told before it is done, so that nobody takes it for expired
-      if (!this.grave) await this.exhume(await requestAll("v1/conversations"));
-      if (away) responses = responsesOf(await this.items(server).catch((error) => gone(error) ?? { messages: [] }));
-      const items = [{ type: "message", role: "user", content: server }];
+      const items = [{ type: "message", role: "user", content: id }];
       if (this.grave) await request(`v1/conversations/${this.grave}/items`, { method: "POST", body: { items } });
       else this.grave = (await request("v1/conversations", { method: "POST", body: { metadata: { made_by: BURIED }, items } })).id;
-      await request(`v1/conversations/${server}`, { method: "DELETE" }).catch(gone);
+    }
+    for (const copy of copies) {
+      responses = [...new Set([...responses, ...responsesOf(await this.items(copy.id))])];
+      stores = [...new Set([...stores, ...copyOf(copy).stores])];
     }
     for (const response of responses) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
-    if (!store) return;
-    const files = await requestAll(`v1/vector_stores/${store}/files`).catch((error) => gone(error) ?? []);
-    for (const { id } of files) await request(`v1/files/${id}`, { method: "DELETE" }).catch(gone);
-    await request(`v1/vector_stores/${store}`, { method: "DELETE" }).catch(gone);
+    for (const store of stores) {
+      const files = await requestAll(`v1/vector_stores/${store}/files`).catch((error) => gone(error) ?? []);
+      for (const file of files) await request(`v1/files/${file.id}`, { method: "DELETE" }).catch(gone);
+      await request(`v1/vector_stores/${store}`, { method: "DELETE" }).catch(gone);
+    }
+    for (const copy of copies) await request(`v1/conversations/${copy.id}`, { method: "DELETE" }).catch(gone);
   }
 
   /** Read which conversations were deleted, by whatever browser. all: what is kept at the server, with their list. */
@@ -278,32 +304,39 @@ function* batches(items) {
   if (batch.length) yield batch;
 }
 
-function gone(error) {
-  if (error.status !== 404) throw error;
-}
-
 function responsesOf({ messages }) {
   return messages.filter(({ response, kept }) => response && kept).map(({ response }) => response);
 }
 
 // ---- the form of OpenAI's conversations -----------------------------------------------------------------------------
 /** The system prompt is written as it is, so that the longest one (of 16 pairs) fits. */
-function metadataOf({ title, pinned, updated, leaf, options: { system = "", ...options }, store }) {
-  const pairs = { made_by: MADE_BY, title: cut(title, VALUE), pinned: String(pinned), updated: String(updated), leaf: leaf ?? "", store };
-  const characters = [...system];
+function metadataOf(conversation) {
+  const { id, title, updated, pinned, leaf, temperature, top_p, max_tokens, changed, stores } = conversation;
+  const pairs = {
+    made_by: MADE_BY, id, title: cut(title, VALUE), stores: stores.slice(0, STORES).join(" "), changed: JSON.stringify(changed, FIELDS),
+    fields: JSON.stringify({ updated, pinned, leaf, temperature, top_p, max_tokens }),
+  };
+  const characters = [...(conversation.system ?? "")];
   for (let at = 0; at < characters.length; at += VALUE) pairs[`system${at / VALUE}`] = characters.slice(at, at + VALUE).join("");
-  return { ...pairs, options: JSON.stringify(options) };
+  return pairs;
 }
 
-function described(metadata) {
+/** What the server has of a conversation, as a copy of which no messages are known. */
+function copyOf({ id: server, metadata }) {
   const system = Object.keys(metadata).filter((name) => name.startsWith("system")).sort().map((name) => metadata[name]).join("");
-  let options = {};
+  const { id, title = "", stores = "" } = metadata;
+  let fields = {};
+  let changed = {};
   try {
-    options = { ...JSON.parse(metadata.options), ...(system ? { system } : {}) };
+    [fields, changed] = [metadata.fields, metadata.changed].map((text) => Object(JSON.parse(text)));
   } catch {
     // another program has written it
   }
-  return { title: metadata.title ?? "", updated: Number(metadata.updated), pinned: metadata.pinned === "true", leaf: metadata.leaf || null, store: metadata.store ?? "", options };
+  const { updated, pinned = false, leaf = null, temperature, top_p, max_tokens } = fields;
+  return {
+    ...newConversation(), id, title, system, pinned, leaf, temperature, top_p, max_tokens, changed, updated: Number(updated) || 0,
+    stores: stores.split(" ").filter(Boolean), server, away: true,
+  };
 }
 
 /** The place in the tree is in an item's id: message, parent, response, state. An answer has one when it begins, and one more

@@ -1,11 +1,13 @@
 // A conversation: a tree of messages, of which one path is shown. Knows its shape, its files and the requests made of it,
-// nothing of the screen or the server. Messages are only ever added, so that copies of two tabs or two browsers are merged
-// by taking what either has: an edited question and an answer written anew are further children of the same parent.
+// nothing of the screen or the server. Copies of two tabs or two browsers are merged: messages and stores of files are only
+// ever added, so that either's are taken (an edited question and an answer written anew are further children of the same
+// parent), and of each other field the later change.
 
 const TITLE = 60; // characters
 const SYSTEM = 4000; // of a system prompt
 const LONGEST = 900_000; // bytes of the messages of one request, of which the server takes 1 MiB
 export const DONE = new Set(["done", "stopped", "failed", "cut"]);
+export const FIELDS = ["title", "pinned", "leaf", "system", "temperature", "top_p", "max_tokens"];
 
 /** Where the page came over plain http from another machine, `crypto.randomUUID` is missing. */
 export function randomId(bytes = 6) {
@@ -13,14 +15,14 @@ export function randomId(bytes = 6) {
 }
 
 /**
- * `leaf`: id of the last message shown. `options`: system, temperature, top_p, max_tokens. `store`: id of the vector store of
- * its files. `server`: its id at /v1/conversations; `sent`: the items that are there; `seen`: when they last changed;
- * `away`: its messages are there alone, for now.
+ * `id`: in each browser and at the server. `leaf`: id of the last message shown. `changed`: when (ms since 1970) each of FIELDS
+ * was. `stores`: ids of the vector stores of its files. `stored`: this browser has it. `server`: its id at /v1/conversations;
+ * `sent`: the items that are there; `seen`: when they last changed; `away`: its messages are there alone, for now.
  */
 export function newConversation() {
   return {
-    id: randomId(16), title: "", pinned: false, updated: Date.now(), leaf: null, options: {}, store: "", messages: [],
-    server: "", sent: [], seen: 0, away: false,
+    id: randomId(16), title: "", pinned: false, updated: Date.now(), leaf: null, changed: {}, stores: [], messages: [],
+    stored: false, server: "", sent: [], seen: 0, away: false,
   };
 }
 
@@ -46,20 +48,29 @@ export function newAnswer() {
   };
 }
 
+/** Give some of FIELDS these values, later than any copy that is known. */
+export function change(conversation, fields) {
+  for (const [name, value] of Object.entries(fields)) {
+    if (conversation[name] === value) continue;
+    conversation[name] = value;
+    conversation.changed[name] = Math.max(Date.now(), (conversation.changed[name] ?? 0) + 1);
+  }
+}
+
 /** Add a message below another, the last one shown if none is named, and show it. */
-export function add(conversation, message, parent = conversation.leaf) {
+export function add(conversation, message, parent = pathOf(conversation).at(-1)?.id ?? null) {
   message.id ??= randomId();
   message.parent = parent;
   conversation.messages.push(message);
-  conversation.leaf = message.id;
+  change(conversation, { leaf: message.id });
   return message;
 }
 
-/** The messages that are shown, the first one first. */
+/** The messages that are shown, the first one first: to the last of all where a copy names one that has not come. */
 export function pathOf({ messages, leaf }) {
   const by = new Map(messages.map((each) => [each.id, each]));
   const path = [];
-  for (let at = by.get(leaf); at && path.length <= messages.length; at = by.get(at.parent)) path.push(at);
+  for (let at = by.get(leaf) ?? messages.at(-1); at && path.length <= messages.length; at = by.get(at.parent)) path.push(at);
   return path.reverse();
 }
 
@@ -73,32 +84,40 @@ export function turnTo(conversation, message) {
   let last = message;
   let left = conversation.messages.length; // another program may have written a circle
   for (let next = last; next && left; next = conversation.messages.findLast((each) => each.parent === last.id), left -= 1) last = next;
-  conversation.leaf = last.id;
+  change(conversation, { leaf: last.id });
 }
 
-/** Bring what another copy has into this one, in place. `own`: the message that is being written here. True: it changed. */
+/** Bring what another copy has into this one, in place, and nothing else: in whatever order copies are merged, they end alike.
+ * `own`: the message that is being written here, where people go on looking at it. */
 export function merge(conversation, other, own = null) {
-  let changed = false;
   const by = new Map(conversation.messages.map((each) => [each.id, each]));
   for (const message of other.messages) {
     const held = by.get(message.id);
     if (!held) conversation.messages.push(message);
-    else if (held === own || held.role === "user" || rank(held) >= rank(message)) continue;
-    else Object.assign(held, message);
-    changed = true;
+    else if (held !== own && held.role !== "user" && rank(held) < rank(message)) Object.assign(held, message);
   }
-  if (other.updated > conversation.updated) {
-    const { title, pinned, updated, leaf, options, store, server, sent, seen } = other;
-    changed ||= title !== conversation.title || pinned !== conversation.pinned || leaf !== conversation.leaf;
-    Object.assign(conversation, { title, pinned, updated, options, store, server, sent, seen });
-    if (!own && leaf) conversation.leaf = leaf;
+  for (const name of FIELDS) {
+    if (!other.changed[name] || stampOf(other, name) <= stampOf(conversation, name)) continue;
+    const stays = own && name === "leaf";
+    if (!stays) conversation[name] = other[name];
+    conversation.changed[name] = other.changed[name] + (stays ? 1 : 0);
   }
-  return changed;
+  conversation.stores = [...new Set([...conversation.stores, ...other.stores])].sort();
+  conversation.updated = Math.max(conversation.updated, other.updated);
+  if (other.server === conversation.server) conversation.sent = [...new Set([...conversation.sent, ...other.sent])];
+  else if (other.seen > conversation.seen) Object.assign(conversation, { server: other.server, sent: other.sent });
+  conversation.seen = Math.max(conversation.seen, other.seen);
+  conversation.away &&= other.away;
+}
+
+/** When a field was changed, and to what: of two changes of one moment all copies take the same. */
+function stampOf(conversation, name) {
+  return `${String(conversation.changed[name] ?? 0).padStart(16, "0")} ${JSON.stringify(conversation[name])}`;
 }
 
 /** How much of an answer a copy has. */
-function rank({ state, sequence = -1, report }) {
-  return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence;
+function rank({ state, sequence = -1, report, bare }) {
+  return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence + (bare ? 0 : 0.5);
 }
 
 export function bytesOf(value) {
@@ -115,7 +134,7 @@ function lastOf(messages) {
 
 /** The body of a request for an answer to what is shown. `stores`: of uploads. `kept`: the server goes on by itself. */
 export function requestBody(conversation, settings, stores, kept) {
-  const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation.options;
+  const { system, temperature, top_p: topP, max_tokens: maxTokens } = conversation;
   const own = { report: true, timeline: true };
   if (settings.strategy) own.strategy = settings.strategy;
   if (settings.privacy) own.privacy = settings.privacy;
@@ -152,7 +171,7 @@ export function asMarkdown(conversation, words) {
 }
 
 export function asJson(conversations) {
-  const kept = conversations.map(({ title, pinned, updated, leaf, options, messages }) => ({ title, pinned, updated, leaf, options, messages }));
+  const kept = conversations.map(({ updated, messages, ...each }) => ({ updated, messages, ...Object.fromEntries(FIELDS.map((name) => [name, each[name]])) }));
   return JSON.stringify({ kind: KIND, version: 1, conversations: kept }, null, 1);
 }
 
@@ -168,7 +187,7 @@ const ANSWER = {
   usage: { input_tokens: 0, output_tokens: 0, total_tokens: 0 },
 };
 const CONVERSATION = {
-  title: "", pinned: false, updated: 0, leaf: "", options: { system: "", temperature: 0, top_p: 0, max_tokens: 0 },
+  title: "", pinned: false, updated: 0, leaf: "", system: "", temperature: 0, top_p: 0, max_tokens: 0,
 };
 
 /** What is of a shape in something of any: the fields of its objects and the members of its lists. `undefined`: nothing. */
@@ -187,9 +206,8 @@ export function fromJson(text) {
     const plain = each.messages.filter((one) => ["user", "assistant"].includes(one?.role) && typeof one.text === "string");
     const known = new Set();
     const messages = plain.map((message) => takenFrom(message, known));
-    const { title = titleOf(messages[0]?.text ?? ""), leaf, options = {}, ...found } = fitting(each, CONVERSATION);
-    if (options.system) options.system = cut(options.system, SYSTEM);
-    return { ...newConversation(), ...found, title, leaf: known.has(leaf) ? leaf : (messages.at(-1)?.id ?? null), options, messages };
+    const { title = titleOf(messages[0]?.text ?? ""), leaf, system = "", ...found } = fitting(each, CONVERSATION);
+    return { ...newConversation(), ...found, title, system: cut(system, SYSTEM), leaf: known.has(leaf) ? leaf : (messages.at(-1)?.id ?? null), messages };
   });
 }
 

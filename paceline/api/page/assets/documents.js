@@ -1,7 +1,7 @@
 // Documents: those that this side reads for every answer, by name; and uploads, files of this key in vector stores of their
-// own, which answers read as well: one for all conversations, and one for each that has files.
+// own, which answers read as well: for all conversations, and for each that has files.
 
-import { request, requestAll, upload } from "./api.js";
+import { gone, request, requestAll, upload } from "./api.js";
 import { icon, legible, make } from "./elements.js";
 import { t } from "./text.js";
 
@@ -15,23 +15,23 @@ export async function readable() {
   return { ...more, data: data.map((each) => ({ ...each, name: legible(each.name) })) };
 }
 
-/** Uploads in one vector store, shown as a list. */
+/** Uploads of a conversation or of all, shown as a list. They are in one vector store, or in several where tabs or browsers that
+ * knew nothing of each other have made them. */
 export class Uploads {
-  /** say: is told what happens. conversation: whose files these are, {id, store}; none: of all. made: is called with the id
+  /** say: is told what happens. conversation: whose files these are, {id, stores}; none: of all. made: is called with the id
    * of a store that is made; raises where nobody wants it any more. */
   constructor(say, conversation = null, made = () => {}) {
     this.list = make("ul", { className: "uploads" });
     this.say = say;
     this.made = made;
-    this.conversation = conversation?.id ?? "";
-    this.store = conversation?.store ?? ""; // its id, once it exists
-    this.count = 0; // documents in it
+    this.conversation = conversation;
+    this.known = ""; // the stores whose files are shown
     this.adding = 0; // choices of files that are not all read yet, whose rows are shown already
     this.added = Promise.resolve(); // the end of the last of them
     this.loading = Promise.resolve();
   }
 
-  /** Find the store, and show what is in it. Raises ApiError. */
+  /** Find the stores, and show what is in them. Raises ApiError. */
   load() {
     if (this.adding) return this.loading;
     const loading = this.loading.catch(() => {}).then(() => this.fetch());
@@ -40,34 +40,33 @@ export class Uploads {
   }
 
   async fetch() {
-    if (!this.conversation) await this.find();
-    if (!this.store) {
-      this.count = 0;
-      this.show([]);
-      return;
-    }
-    const [held, files] = await Promise.all([requestAll(`v1/vector_stores/${this.store}/files`), requestAll("v1/files")]);
+    const stores = await this.stores();
+    const listed = (store) => requestAll(`v1/vector_stores/${store}/files`).catch(gone);
+    const [files, ...held] = await Promise.all([stores.length ? requestAll("v1/files") : [], ...stores.map(listed)]);
     const names = new Map(files.map((file) => [file.id, file.filename]));
-    this.count = held.length;
-    this.show(held.map((each) => ({ ...each, name: names.get(each.id) ?? each.id })));
-    const open = held.filter(({ status }) => status === "in_progress");
+    const lost = { name: t("attachedFiles"), status: "failed", last_error: { message: t("filesLost") } };
+    this.show(held.flatMap((each, at) => each?.map((one) => ({ ...one, store: stores[at], name: names.get(one.id) ?? one.id })) ?? [lost]));
+    this.known = stores.join();
+    const open = held.flat().filter((each) => each?.status === "in_progress");
     this.added = Promise.all([this.added, ...open.map(({ id }) => this.follow(id).catch(({ message }) => this.say(message)))]);
   }
 
-  /** Wait until each file that is shown is read, or has failed. */
+  async stores() {
+    if (this.conversation) return this.conversation.stores;
+    const all = await requestAll("v1/vector_stores");
+    return all.filter(({ metadata }) => metadata?.made_by === MADE_BY && !metadata.conversation).map(({ id }) => id);
+  }
+
+  /** Wait until each file is read, those of other tabs and browsers included, or has failed. */
   async settled() {
+    if (this.conversation && this.known !== this.conversation.stores.join()) this.load();
     await this.loading.catch(() => {});
     await this.added;
   }
 
-  async find() {
-    const stores = await requestAll("v1/vector_stores");
-    this.store = stores.find(({ metadata }) => metadata?.made_by === MADE_BY && !metadata.conversation)?.id ?? "";
-  }
-
-  /** The store that answers read; empty where there is nothing to read. */
+  /** The stores that answers read: where there is something to read. */
   get readable() {
-    return this.count ? this.store : "";
+    return [...new Set([...this.list.children].map(({ dataset }) => dataset.store).filter(Boolean))];
   }
 
   show(entries) {
@@ -81,7 +80,7 @@ export class Uploads {
     const progress = make("progress", { max: 1, value: 0, hidden: true, ariaLabel: t("uploading", { name }) });
     const remove = make("button", { type: "button", className: "quiet", ariaLabel: t("remove", { name }), title: t("removeWord") }, icon("close"));
     const row = make("li", {}, icon("file"), make("span", { className: "name", textContent: name, title: name }), progress, told, remove);
-    row.dataset.id = entry.id ?? "";
+    Object.assign(row.dataset, { id: entry.id ?? "", store: entry.store ?? "" });
     row.tell = (state, reason = "") => {
       row.dataset.state = state;
       told.textContent = reason || (state === "uploading" ? "" : t(state));
@@ -107,14 +106,13 @@ export class Uploads {
 
   async read(file, row) {
     try {
-      await this.makeStore();
+      const store = await this.storeToFill();
       const { id } = await upload(file, (part) => (row.progress.value = part));
-      await request(`v1/vector_stores/${this.store}/files`, { method: "POST", body: { file_id: id } }).catch(async (error) => {
+      await request(`v1/vector_stores/${store}/files`, { method: "POST", body: { file_id: id } }).catch(async (error) => {
         await request(`v1/files/${id}`, { method: "DELETE" }).catch(() => {}); // nothing would show it
         throw error;
       });
-      row.dataset.id = id;
-      this.count += 1;
+      Object.assign(row.dataset, { id, store });
       row.tell("in_progress");
       await this.follow(id);
     } catch (error) {
@@ -123,15 +121,14 @@ export class Uploads {
     }
   }
 
-  async makeStore() {
-    if (this.store) return;
-    if (!this.conversation) await this.find(); // another tab may have made it meanwhile
-    if (this.store) return;
-    const metadata = { made_by: MADE_BY, ...(this.conversation ? { conversation: this.conversation } : {}) };
+  /** The first store that is there, or a new one. */
+  async storeToFill() {
+    for (const store of await this.stores()) if (await request(`v1/vector_stores/${store}`).catch(gone)) return store;
+    const metadata = { made_by: MADE_BY, ...(this.conversation ? { conversation: this.conversation.id } : {}) };
     const body = { name: this.conversation ? "Files of a conversation" : "Uploaded in the web page", metadata };
     const { id } = await request("v1/vector_stores", { method: "POST", body });
     this.made(id);
-    this.store = id;
+    return id;
   }
 
   /** Ask until a file has been read. */
@@ -140,7 +137,7 @@ export class Uploads {
       await new Promise((resolve) => setTimeout(resolve, pause));
       const row = [...this.list.children].find((each) => each.dataset.id === id);
       if (!row) return; // removed
-      const now = await request(`v1/vector_stores/${this.store}/files/${id}`);
+      const now = await request(`v1/vector_stores/${row.dataset.store}/files/${id}`);
       row.tell(now.status, now.last_error?.message);
       if (now.status === "in_progress") continue;
       this.say(`${row.querySelector(".name").textContent}: ${now.last_error?.message ?? t(now.status)}`);
@@ -154,7 +151,6 @@ export class Uploads {
     if (!id) return;
     try {
       await request(`v1/files/${id}`, { method: "DELETE" });
-      this.count = Math.max(0, this.count - 1);
       this.say(t("removed", { name }));
     } catch (error) {
       this.say(`${name}: ${error.message}`);

@@ -82,6 +82,7 @@ export const WORDS = {
   notAllowed: "Not allowed",
   goOn: "Go on",
   retry: "Write it anew",
+  again: "Try again",
   edit: "Edit",
   saveAndAsk: "Ask this",
   cancel: "Cancel",
@@ -208,6 +209,7 @@ export const WORDS = {
   in_progress: "being read",
   completed: "ready",
   attachedFiles: "Files of this conversation",
+  filesLost: "The server has them no more: answers do not read them",
   // the key
   keyNeeded: "A key is needed",
   keyTold: "This server answers to keys. Whoever runs it makes one with paceline keys create NAME.",

@@ -11,7 +11,8 @@ export function titled({ title }) {
 }
 
 export class ConversationList {
-  /** list, search, menu: their elements. actions: {select, changed, remove}, each called with a conversation. */
+  /** list, search, menu: their elements. actions: {select, changed, remove}, each called with a conversation; `changed` also
+   * with the fields and their new values; and `failed`, with an error. */
   constructor({ list, search, menu }, archive, actions) {
     Object.assign(this, { list, search, menu, archive, actions });
     this.current = null;
@@ -78,7 +79,11 @@ export class ConversationList {
   async act(done, conversation) {
     if (done === "delete") return this.actions.remove(conversation);
     if (done.startsWith("export")) {
-      await this.archive.fetch(conversation);
+      try {
+        if (conversation.away) await this.archive.fetch(conversation);
+      } catch (error) {
+        return this.actions.failed(error);
+      }
       const words = { you: t("you"), answer: t("answer"), sources: t("sources") };
       if (done === "exportJson") save(`${titled(conversation)}.json`, asJson([conversation]), "application/json");
       else save(`${titled(conversation)}.md`, asMarkdown(conversation, words), "text/markdown");
@@ -87,11 +92,9 @@ export class ConversationList {
     if (done === "rename") {
       const title = prompt(t("newTitle"), conversation.title)?.trim();
       if (!title) return undefined;
-      conversation.title = title;
-    } else {
-      conversation.pinned = done === "pin";
+      return this.actions.changed(conversation, { title });
     }
-    return this.actions.changed(conversation);
+    return this.actions.changed(conversation, { pinned: done === "pin" });
   }
 }
 

@@ -60,23 +60,21 @@ function offer(name, choices, chosen) {
 // ---- one conversation -----------------------------------------------------------------------------------------------
 const NUMBERS = ["temperature", "top_p", "max_tokens"];
 
-/** Open the dialog of a conversation's title, system prompt and sampling; `changed` once it is closed with other values. */
+/** Open the dialog of a conversation's title, system prompt and sampling; `changed` is called with what was changed there. */
 export function openOptions(dialog, conversation, changed) {
   const form = dialog.querySelector("form");
   const { title, system, ...numbers } = form.elements;
   title.value = conversation.title;
-  system.value = conversation.options.system ?? "";
-  for (const name of NUMBERS) numbers[name].value = conversation.options[name] ?? "";
+  system.value = conversation.system ?? "";
+  for (const name of NUMBERS) numbers[name].value = conversation[name] ?? "";
+  const values = () => {
+    const numeric = NUMBERS.map((name) => [name, numbers[name].value !== "" && numbers[name].validity.valid ? Number(numbers[name].value) : null]);
+    return Object.entries({ title: title.value.trim(), system: system.value.trim() && system.value, ...Object.fromEntries(numeric) });
+  };
+  const before = Object.fromEntries(values());
   dialog.onclose = () => {
-    const options = {};
-    if (system.value.trim()) options.system = system.value;
-    for (const name of NUMBERS) {
-      const each = numbers[name];
-      if (each.value !== "" && each.validity.valid) options[name] = Number(each.value);
-    }
-    const before = JSON.stringify([conversation.title, conversation.options]);
-    Object.assign(conversation, { title: title.value.trim() || conversation.title, options });
-    if (JSON.stringify([conversation.title, options]) !== before) changed();
+    const found = values().filter(([name, value]) => value !== before[name] && (value || name !== "title"));
+    if (found.length) changed(Object.fromEntries(found));
   };
   dialog.showModal();
 }

@@ -1,5 +1,7 @@
 // What the browser keeps: conversations in IndexedDB, settings in localStorage.
 
+import { merge } from "./conversation.js";
+
 const DATABASE = "paceline";
 const STORE = "conversations";
 const SETTINGS = "paceline.settings";
@@ -114,8 +116,22 @@ export function ownConversations(owner) {
   });
 }
 
-export function saveConversation(conversation) {
-  return run("readwrite", (store) => store.put(conversation));
+/** Keep a conversation with what other tabs have kept of it; one that they have deleted stays so. False: that is the case. */
+export async function saveConversation(conversation) {
+  let there = true;
+  await run("readwrite", (store) => {
+    const asked = store.get(conversation.id);
+    asked.onsuccess = () => {
+      const held = asked.result;
+      there = conversation.deleted || (held ? !held.deleted : !conversation.stored);
+      if (!there) return;
+      if (held && !conversation.deleted) merge(held, conversation);
+      store.put({ ...(held && !conversation.deleted ? held : conversation), stored: true });
+    };
+    return asked;
+  });
+  conversation.stored ||= there;
+  return there;
 }
 
 export function deleteConversation(id) {
