@@ -327,6 +327,15 @@ def test_a_question_goes_where_it_was_asked_whatever_is_opened_while_it_waits(br
     assert seen["shown"] == ["Old?"] and seen["titles"] == ["New?", "Old?"], "nor is anybody taken away from it"
 
 
+def test_an_answer_that_the_server_has_is_read_whatever_failed_before(browse: Browse, pair: Pair) -> None:
+    seen = browse("reading", pair.url("cloud"))
+    assert all(status in error for error, status in zip(seen["errors"], ("502", "429", "500"), strict=True))
+    for answer in (seen["proxied"], seen["again"]):
+        assert answer["state"] == "done" and answer["text"] and answer["notes"] == ["Cut at the limit of tokens."]
+    assert seen["missing"] == 1 and seen["notes"] == ["Cut at the limit of tokens."] * 3, "asked for again"
+    assert seen["on"] == 3 and seen["edited"] == "One? edited on", "nobody is disturbed"
+
+
 def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_store(browse: Browse, pair: Pair) -> None:
     seen = browse("files", pair.url("cloud"))
     assert seen["errors"] == [] and seen["back"] == "Given up?"

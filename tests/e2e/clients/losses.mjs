@@ -1,6 +1,6 @@
 // What people may lose without being told: questions, files and settings, in Chromium.
 
-import { answered, ask, begin, deleteFirst, ended, held, lastAnswer, models, titles, until } from "./browser.mjs";
+import { answered, ask, begin, deleteFirst, ended, focus, held, lastAnswer, models, titles, until } from "./browser.mjs";
 
 const saidIn = ({ input }) => input.map(({ content }) => content);
 
@@ -21,6 +21,55 @@ export const LOSSES = {
     const shown = await page.locator(".question .words").allTextContents();
     await until(page, async () => (await (await fetch("v1/conversations")).json()).data.length === 2);
     return { asked: bodies.map(saidIn), shown, titles: await titles(page) };
+  },
+
+  // Answers whose reading fails: by a proxy while the server goes on, by the server, and in another browser, where a question is
+  // edited meanwhile.
+  async reading(page, { url }) {
+    const context = await page.context().browser().newContext();
+    try {
+      const began = async (route) => { // and its connection is cut
+        const data = { ...route.request().postDataJSON(), seed: 1, max_output_tokens: 8, ignore_eos: true, stream: false };
+        const response = await (await page.request.post(`${url}v1/responses`, { data })).json();
+        await route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify({ type: "response.created", sequence_number: 0, response })}\n\n` });
+      };
+      const failing = (statuses) => (route) => {
+        const status = route.request().method() === "GET" ? statuses.shift() : undefined;
+        return status ? route.fulfill({ status, body: "<h1>" }) : route.fallback();
+      };
+      await page.route("**/v1/responses", began);
+      await page.route("**/v1/responses/*", failing([502, 429, 0, 500]));
+      await page.goto(url);
+      await models(page);
+      await ask(page, "One?");
+      const proxied = await lastAnswer(page);
+      await begin(page, "Two?");
+      await page.locator(".answer[data-state=unread] button.on").click();
+      await page.locator(".answer").nth(1).and(page.locator("[data-state=done]")).waitFor();
+      const again = await lastAnswer(page);
+      await until(page, async () => {
+        const { data } = await (await fetch("v1/conversations")).json();
+        return (await (await fetch(`v1/conversations/${data[0].id}/items?limit=100`)).json()).data.filter(({ id }) => id.endsWith(".done")).length === 2;
+      });
+      const other = await context.newPage();
+      await other.route("**/v1/responses/*", failing([503]));
+      await other.goto(url);
+      await other.locator("#conversations .open").click();
+      await other.locator(".answer .note").waitFor(); // of the second one
+      const missing = await other.locator(".answer .note").count();
+      await other.locator(".question").first().hover();
+      await other.getByLabel("Edit").first().click();
+      await other.keyboard.type(" edited");
+      await ask(page, "Three?");
+      await focus(other);
+      await other.locator(".question", { hasText: "Three?" }).waitFor();
+      await other.keyboard.type(" on");
+      await other.locator(".answer .note").nth(2).waitFor();
+      const edited = await other.inputValue(".editing textarea");
+      return { proxied, again, missing, edited, notes: await other.locator(".answer .note").allTextContents(), on: await other.locator(".answer button.on").count() };
+    } finally {
+      await context.close();
+    }
   },
 
   // Files of a conversation: two choices at once, a question before they are read, one that is given up, a reload.

@@ -67,7 +67,7 @@ function drawOn() {
   if (unfinished.size) requestAnimationFrame(drawOn);
 }
 
-/** An answer whose node follows it: `show` or `update` after each change. actions: {retry, goOn, openSource, versions}. */
+/** An answer whose node follows it: `show` or `update` after each change. actions: {retry, readOn, goOn, openSource, versions}. */
 export class AnswerView {
   constructor(answer, actions) {
     this.answer = answer;
@@ -124,10 +124,13 @@ export class AnswerView {
     if (citations.length) yield this.sources(citations);
     for (const sentence of sentences(answer)) yield make("p", { className: "note", textContent: sentence });
     for (const waiting of answer.report?.confirmation_needed ?? []) yield confirmation(waiting, () => this.actions.retry(answer));
-    if (answer.text && (answer.finish === "length" || answer.state !== "done")) {
+    if (answer.state === "unread") {
+      yield make("p", { className: "error", role: "alert", textContent: answer.error });
+      yield make("button", { type: "button", className: "on", textContent: t("again"), onclick: () => this.actions.readOn(answer) });
+    } else if (answer.text && (answer.finish === "length" || answer.state !== "done")) {
       yield make("button", { type: "button", className: "on", textContent: t("goOn"), onclick: () => this.actions.goOn(answer) });
     }
-    if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error });
+    if (answer.state === "failed") yield make("p", { className: "error", role: "alert", textContent: answer.error || t("failed") });
     if (/[cd]/.test(answer.lanes)) yield sharesBar(answer.lanes);
     const bar = make("div", { className: "actions" }, ...this.actions.versions(answer));
     if (answer.text) bar.append(copyButton(answer.text), ...voiceButton(() => this.words.innerText));

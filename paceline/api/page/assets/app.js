@@ -3,7 +3,7 @@
 import { AnswerView, questionNode, versionsBar } from "./answer.js";
 import { ApiError, keyName, request } from "./api.js";
 import { Archive } from "./archive.js";
-import { add, asJson, change, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
+import { add, asJson, change, DONE, fromJson, newAnswer, newConversation, pathOf, requestBody, titleOf, turnTo, versionsOf } from "./conversation.js";
 import { readable, Uploads } from "./documents.js";
 import { make } from "./elements.js";
 import { KeyDialog } from "./key.js";
@@ -31,7 +31,8 @@ const archive = new Archive(writing, (key, reason) => ($("unkept").textContent =
 const keyDialog = new KeyDialog($("key"), () => load().then(connect));
 const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove, failed: showFailure });
 let current = newConversation();
-let shown = new Map(); // by answer, their views
+let drawn = null; // the conversation that is shown, where its reader is to be left
+let shown = new Map(); // by message, their views
 const asking = new Set(); // {conversation, text} of questions that wait for files, and for what other tabs have kept
 let models = [];
 let server = { side: "cloud", linked: false }; // what it says of itself without a key
@@ -61,6 +62,7 @@ function replace(conversation) {
 
 async function select(conversation) {
   current = conversation;
+  drawn = null;
   showAddress();
   closeSide();
   showConversation();
@@ -83,14 +85,20 @@ function showTitle() {
 }
 
 function showConversation() {
+  const follow = drawn !== current || atEnd();
+  drawn = current;
+  const { activeElement } = document;
   showTitle();
   const until = performance.now() + SHOW_MS;
   const views = new Map();
   const nodes = pathOf(current).reverse().map((message) => { // the last one is seen first
-    if (message.role === "user") return questionNode(message, actions.versions(message), (text) => ask(text, message.parent));
+    const held = shown.get(message);
     const written = writing.get(current);
-    const view = (message === written?.answer ? written.view : shown.get(message)) ?? new AnswerView(message, actions);
-    view.show(until);
+    let view;
+    if (message.role !== "user") view = (message === written?.answer ? written.view : held) ?? new AnswerView(message, actions);
+    else if (held?.node.querySelector(".editing")) view = held;
+    else view = { node: questionNode(message, actions.versions(message), (text) => ask(text, message.parent)) };
+    view.show?.(until);
     views.set(message, view);
     return view.node;
   }).reverse();
@@ -103,7 +111,8 @@ function showConversation() {
   list.show(current, writing);
   showBusy();
   if (empty) $("messages").scrollTop = 0;
-  else toEnd();
+  else if (follow) toEnd();
+  if (activeElement.isConnected) activeElement.focus({ preventScroll: true }); // what is edited was moved
 }
 
 /** Show which files there are now. */
@@ -166,29 +175,35 @@ async function catchUp(remote = true) {
   const files = remote && showFiles(current);
   showTitle();
   if (before === seen()) list.show(current, writing);
-  else {
-    showConversation();
-    await complete(current);
-  }
+  else showConversation();
+  await complete(current);
   await files;
 }
 
 /** Read on where an answer is still being written at the server, and fetch what this browser lacks of others. */
 async function complete(conversation) {
   const path = pathOf(conversation);
-  const open = path.find(({ state, response }) => state === "writing" && response);
+  const open = path.find(({ state, response }) => response && !DONE.has(state));
   if (open && !writing.has(conversation)) write(conversation, open, null);
-  for (const answer of path.filter(({ bare, state }) => bare && state !== "writing")) {
-    answer.bare = false;
-    const { signal } = new AbortController();
+  const { signal } = new AbortController();
+  for (const answer of path.filter(({ bare, state }) => bare && DONE.has(state))) {
     const whole = { ...newAnswer(), response: answer.response };
-    await writeAnswer(whole, null, { kept: false, signal, changed: () => {} });
-    if (whole.state !== "done" || !answer.text.endsWith(whole.text)) continue; // it has expired: its text is here
-    const { lanes, thought, steps, calls, report, usage } = whole;
-    Object.assign(answer, { lanes: lanes.padStart(answer.text.length, NONE), thought, steps, calls, report, usage });
+    await writeAnswer(whole, null, { kept: true, signal, changed: () => {}, most: 0 });
+    if (whole.state === "unread") continue; // another time
+    answer.bare = false;
+    if (whole.state !== "cut" && answer.text.endsWith(whole.text)) { // otherwise it has expired: its text is here
+      const { lanes, thought, steps, calls, finish, error, report, usage, model } = whole;
+      Object.assign(answer, { lanes: lanes.padStart(answer.text.length, NONE), thought, steps, calls, finish, error, report, usage, model, context: contextOf(model) });
+    }
     archive.save(conversation);
-    if (conversation === current) showConversation();
+    const follow = atEnd();
+    shown.get(answer)?.show(performance.now() + SHOW_MS);
+    if (follow && conversation === current) toEnd();
   }
+}
+
+function contextOf(model) {
+  return models.find(({ id }) => id === model)?.max_model_len ?? 0;
 }
 
 // ---- answers --------------------------------------------------------------------------------------------------------
@@ -196,6 +211,7 @@ const actions = {
   retry(answer) {
     whenReady((conversation) => answerNow(conversation, answer.parent));
   },
+  readOn: () => complete(current),
   goOn(answer) {
     whenReady((conversation) => answerNow(conversation, answer.parent, answer));
   },
@@ -252,7 +268,7 @@ function answerNow(conversation, question, from = null) {
   const stores = [...uploads.readable, ...(attached.get(conversation)?.readable ?? [])];
   const body = requestBody(conversation, settings, stores, kept);
   const { model } = settings;
-  const answer = { ...newAnswer(), kept, model, context: models.find(({ id }) => id === model)?.max_model_len ?? 0 };
+  const answer = { ...newAnswer(), kept, model, context: contextOf(model) };
   if (from) {
     Object.assign(answer, { text: from.text, lanes: from.lanes });
     body.input.push({ type: "message", role: "assistant", content: from.text });
@@ -305,8 +321,9 @@ async function write(conversation, answer, body) {
   draw();
   showBusy();
   list.show(current, writing);
-  say({ done: t("done"), stopped: t("stopped"), failed: t("failed") }[answer.state] ?? "");
-  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && actions.retry(answer));
+  say({ done: t("done"), stopped: t("stopped"), failed: t("failed"), unread: t("failed") }[answer.state] ?? "");
+  const again = answer.state === "unread" ? actions.readOn : actions.retry;
+  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && again(answer));
   if (answer.status === 404) showFiles(conversation); // one of their stores may be gone
   refreshStatus();
 }

@@ -345,7 +345,7 @@ function itemOf({ id, parent, role, text, response, state }) {
   if (role !== "user" && state === "writing" && !response) return null;
   return {
     type: "message", role, id: ["msg", id, parent ?? "", response ?? "", role === "user" ? "" : state].join("."),
-    content: state === "writing" ? "" : text,
+    content: role === "user" || DONE.has(state) ? text : "",
   };
 }
 

@@ -38,7 +38,8 @@ export function titleOf(text) {
 }
 
 /**
- * An answer before its first token. `state`: writing, done, stopped, failed, cut. `response`: its id, and `sequence` its last
+ * An answer before its first token. `state`: writing, done, stopped, failed, cut; unread: what the server has of it could not be
+ * read. `response`: its id, and `sequence` its last
  * event; `kept`: the server goes on with it when nobody reads. `model`: which was asked, and `context` its tokens. `bare`: its lanes and report are at the server alone, for now.
  */
 export function newAnswer() {
@@ -117,7 +118,7 @@ function stampOf(conversation, name) {
 
 /** How much of an answer a copy has. */
 function rank({ state, sequence = -1, report, bare }) {
-  return (state === "writing" ? 0 : 1e9) + (report ? 1e8 : 0) + sequence + (bare ? 0 : 0.5);
+  return (DONE.has(state) ? 1e9 : 0) + (report ? 1e8 : 0) + sequence + (bare ? 0 : 0.5);
 }
 
 export function bytesOf(value) {

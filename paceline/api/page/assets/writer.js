@@ -6,10 +6,12 @@ import { LANES, NONE } from "./run.js";
 
 const TRIES = 6; // to read on
 const FIRST_MS = 300;
+const LATER = new Set([0, 429, 502, 503, 504]); // no answer, or one that says to try again
 
 /** Ask, or with no body read on, and bring what comes into `answer`; `changed` is called after each event. Never raises:
- * `answer.state` tells. kept: the server goes on by itself. */
-export async function writeAnswer(answer, body, { kept, signal, changed }) {
+ * `answer.state` tells. kept: the server goes on by itself. most: how often reading on is tried again. */
+export async function writeAnswer(answer, body, { kept, signal, changed, most = TRIES }) {
+  Object.assign(answer, { state: "writing", error: "", status: 0 });
   let events = body ? begin(body, signal) : resume(answer.response, answer.sequence, signal);
   for (let tries = 0; ; tries += 1) {
     try {
@@ -23,7 +25,8 @@ export async function writeAnswer(answer, body, { kept, signal, changed }) {
     } catch (error) {
       if (signal.aborted) answer.state = "stopped";
       else if (error.status === 404 && answer.response) answer.state = "cut";
-      else if (error.status || !kept || !answer.response || tries >= TRIES) Object.assign(answer, { state: "failed", error: error.message, status: error.status ?? 0 });
+      else if (!answer.response || !kept) Object.assign(answer, { state: "failed", error: error.message, status: error.status ?? 0 });
+      else if (!LATER.has(error.status ?? 0) || tries >= most) Object.assign(answer, { state: "unread", error: error.message, status: error.status ?? 0 });
       if (answer.state !== "writing") break;
     }
     await new Promise((resolve) => setTimeout(resolve, FIRST_MS * 2 ** tries));
@@ -65,7 +68,8 @@ function take(answer, event) {
   }
 }
 
-function end(answer, { status, usage, error, incomplete_details: why, paceline }) {
+function end(answer, { model = "", status, usage, error, incomplete_details: why, paceline }) {
+  answer.model ||= model;
   answer.report = paceline ?? null;
   answer.usage = usage ?? null;
   if (why?.reason === "max_output_tokens") answer.finish = "length";
