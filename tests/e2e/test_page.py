@@ -143,6 +143,7 @@ def test_a_server_with_keys_asks_for_one(browse: Browse, tmp_path: Path) -> None
         two = browse("keys", child.url, key=first, given=second)
     assert seen["faults"] == [] and seen["refused"] == "Incorrect API key provided."
     assert seen["answer"]["state"] == "done" and seen["answer"]["text"]
+    assert seen["same"] == 1, "the conversation stays with the same key"
     assert seen["stored"] == [True, None], "kept in the tab alone, unless the user says otherwise"
     assert "POST /v1/chat/completions" in seen["routes"] and "GET /page/app.js" not in seen["routes"]
     assert all("401" in error for error in [*seen["errors"], *two["errors"]]), "logged by browsers themselves"
@@ -298,13 +299,13 @@ def test_nothing_is_asked_without_the_messages_of_another_browser_nor_are_others
 def test_what_two_browsers_change_of_a_conversation_is_in_both_and_goes_with_it(browse: Browse, pair: Pair) -> None:
     seen = browse("changes", pair.url("cloud"))
     assert seen["errors"] == [] and seen["titles"] == ["Renamed"]
-    assert (seen["instructions"], seen["stores"]) == ("Answer in Latin.", 2), "before anybody has looked"
+    assert (seen["instructions"], seen["stores"]) == ("Answer in Latin.", 1), "before anybody has looked"
     assert seen["files"] == ["b.md"]
 
 
 def test_a_file_of_one_tab_is_read_in_the_other_and_one_that_is_lost_is_told(browse: Browse, pair: Pair) -> None:
     seen = browse("attached", pair.url("cloud"))
-    assert seen["stores"] == 2 and seen["files"] == [["a.md", "b.md"]] * 2
+    assert seen["stores"] == 1 and seen["files"] == [["a.md", "b.md"]] * 2
     assert seen["lost"] == "The server has them no more: answers do not read them" and seen["again"] == ["new.md"]
     assert all("404" in error for error in seen["errors"]), "logged by browsers themselves"
 
@@ -334,6 +335,13 @@ def test_an_answer_that_the_server_has_is_read_whatever_failed_before(browse: Br
         assert answer["state"] == "done" and answer["text"] and answer["notes"] == ["Cut at the limit of tokens."]
     assert seen["missing"] == 1 and seen["notes"] == ["Cut at the limit of tokens."] * 3, "asked for again"
     assert seen["on"] == 3 and seen["edited"] == "One? edited on", "nobody is disturbed"
+
+
+def test_a_mishap_of_a_moment_is_not_for_good(browse: Browse, pair: Pair) -> None:
+    seen = browse("mishaps", pair.url("cloud"))
+    assert seen["model"] == "fake" and seen["privacy"] == "local-only", "whatever another tab has set"
+    assert seen["pasted"] == 0 and seen["looks"] > 1
+    assert all(any(status in error for status in ("503", "429", "404")) for error in seen["errors"]), "those of the test"
 
 
 def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_store(browse: Browse, pair: Pair) -> None:

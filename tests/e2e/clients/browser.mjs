@@ -98,6 +98,12 @@ export async function answered(page) {
   return bodies;
 }
 
+/** Wait until the server has no file of a conversation. */
+export const left = (page) => until(page, async () => {
+  const all = async (kind) => (await (await fetch(`v1/${kind}`)).json()).data;
+  return !(await all("vector_stores")).some(({ metadata }) => metadata.conversation) && !(await all("files")).some(({ filename }) => /^(\w|new)\.md$/.test(filename));
+});
+
 export function focus(page) {
   return page.evaluate(() => window.dispatchEvent(new Event("focus")));
 }

@@ -1,9 +1,10 @@
 // Copies of one conversation in two tabs and in two browsers, in Chromium: what either has is merged.
 
-import { answered, ask, begin, deleteFirst, ended, focus, growing, held, models, seeded, titles, until } from "./browser.mjs";
+import { answered, ask, begin, deleteFirst, ended, focus, growing, held, left, models, seeded, titles, until } from "./browser.mjs";
 
 const file = (name) => ({ name, mimeType: "text/markdown", buffer: Buffer.from(`${name} says 77.`) });
 const names = (page) => page.locator("#attached .name").allTextContents();
+const read = ({ paceline }) => paceline.vector_stores?.length ?? 1;
 const questions = (page) => page.locator(".question .words").allTextContents();
 const open = (page, title) => page.locator("#conversations .open", { hasText: title }).click();
 
@@ -40,11 +41,6 @@ function keeps(page, wanted) {
     return all.map(({ metadata: { title } }, at) => `${title}: ${counts[at]}`).join() === text;
   }, wanted);
 }
-
-const left = (page) => until(page, async () => {
-  const all = async (kind) => (await (await fetch(`v1/${kind}`)).json()).data;
-  return !(await all("vector_stores")).some(({ metadata }) => metadata.conversation) && !(await all("files")).some(({ filename }) => /^[bc]\.md$/.test(filename));
-});
 
 export const COPIES = {
   // Three copies, changed and merged in any order: at the end all are alike. given: so many rounds.
@@ -137,8 +133,7 @@ export const COPIES = {
     await keeps(page, "Renamed: 4");
     await focus(other);
     await other.locator(".question", { hasText: "Two?" }).waitFor();
-    const { instructions, paceline } = bodies.at(-1);
-    const seen = { instructions, stores: paceline.vector_stores.length, titles: await titles(other), files: await names(other) };
+    const seen = { instructions: bodies[1].instructions, stores: read(bodies[1]) - read(bodies[0]), titles: await titles(other), files: await names(other) };
     await attach(other, "c.md");
     await deleteFirst(page); // which knows nothing of that
     await left(page);
@@ -146,26 +141,33 @@ export const COPIES = {
   }),
 
   // A file that is attached in one tab, in another one; and a store that the server has no more.
-  attached: (page, { url }) => beside(page, url, true, async (other, _, bodies) => {
+  attached: (page, { url }) => beside(page, url, true, async (other, before, bodies) => {
     await ask(page, "One?");
     await other.goto(url);
     await models(other);
     await open(other, "One?");
     await attach(page, "a.md");
     await ask(other, "Two?");
-    const stores = bodies[0].paceline.vector_stores.length;
+    const stores = read(bodies[0]) - read(before[0]);
     await attach(other, "b.md");
     await focus(page);
     await page.locator("#attached .name").nth(1).waitFor();
     const seen = { stores, files: [await names(page), await names(other)].map((each) => each.sort()) };
     await page.evaluate(async () => {
-      for (const { id } of (await (await fetch("v1/vector_stores")).json()).data) await fetch(`v1/vector_stores/${id}`, { method: "DELETE" });
+      const all = async (kind) => (await (await fetch(`v1/${kind}`)).json()).data;
+      const lost = (await all("files")).filter(({ filename }) => /^[ab]\.md$/.test(filename)).map(({ id }) => `files/${id}`);
+      for (const { id, metadata } of await all("vector_stores")) if (metadata.conversation) lost.push(`vector_stores/${id}`);
+      for (const path of lost) await fetch(`v1/${path}`, { method: "DELETE" });
     });
     await focus(page);
     await page.locator("#attached [data-state=failed]").waitFor();
     await attach(page, "new.md");
     await ask(page, "Three?");
-    return { ...seen, lost: await page.textContent("#attached [data-state=failed] .state"), again: (await names(page)).filter((name) => name.endsWith(".md")) };
+    const lost = await page.textContent("#attached [data-state=failed] .state");
+    const again = (await names(page)).filter((name) => name.endsWith(".md"));
+    await deleteFirst(page);
+    await left(page);
+    return { ...seen, lost, again };
   }),
 
   // What is changed, asked and deleted in one tab, while another one has answers written that are kept in this browser alone.

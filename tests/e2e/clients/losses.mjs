@@ -1,6 +1,6 @@
 // What people may lose without being told: questions, files and settings, in Chromium.
 
-import { answered, ask, begin, deleteFirst, ended, focus, held, lastAnswer, models, titles, until } from "./browser.mjs";
+import { answered, ask, begin, deleteFirst, ended, focus, held, lastAnswer, left, models, titles, until } from "./browser.mjs";
 
 const saidIn = ({ input }) => input.map(({ content }) => content);
 
@@ -70,6 +70,67 @@ export const LOSSES = {
     } finally {
       await context.close();
     }
+  },
+
+  // What fails for a moment, and what two tabs or two formats have at once: the server's models, a file that is being read, a
+  // setting, a pasted cell, an answer that is stopped before its id is known.
+  async mishaps(page, { url }) {
+    let refusals = 2;
+    await page.route("**/v1/models", (route) => (refusals-- > 0 ? route.fulfill({ status: 503, body: "" }) : route.fallback()));
+    const bodies = await answered(page);
+    await page.goto(url);
+    await page.locator("#messages .error").waitFor();
+    await focus(page);
+    await until(page, () => document.querySelectorAll("#messages .error").length === 1);
+    await ask(page, "One?");
+    const { model } = bodies[0];
+
+    const other = await page.context().newPage();
+    await other.goto(url);
+    await models(other);
+    await page.selectOption("#privacy", "local-only");
+    await other.click("#open-settings");
+    await other.selectOption("#theme", "dark");
+    await other.close();
+    await page.reload();
+    await models(page);
+    const privacy = await page.inputValue("#privacy");
+    await page.selectOption("#privacy", "");
+
+    await page.evaluate(() => {
+      const clipboardData = new DataTransfer();
+      clipboardData.setData("text/plain", "1\t2");
+      clipboardData.items.add(new File(["x"], "image.png", { type: "image/png" }));
+      document.querySelector("#question").dispatchEvent(new ClipboardEvent("paste", { clipboardData, bubbles: true, cancelable: true }));
+    });
+    const pasted = await page.locator("#attached li").count();
+
+    let looks = 0;
+    await page.route("**/v1/vector_stores/*/files/*", (route) => (looks++ ? route.fallback() : route.fulfill({ status: 429, body: "" })));
+    await page.setInputFiles("#attach-files", { name: "a.md", mimeType: "text/markdown", buffer: Buffer.from("A.") });
+    await page.waitForSelector("#attached [data-state=completed]");
+
+    await page.unroute("**/v1/responses/*");
+    let id = "";
+    let release;
+    const released = new Promise((resolve) => (release = resolve));
+    await page.route("**/v1/responses", async (route) => {
+      const data = { ...route.request().postDataJSON(), max_output_tokens: 4000, ignore_eos: true, stream: false };
+      const response = await (await page.request.post(`${url}v1/responses`, { data })).json();
+      id = response.id;
+      await released;
+      await route.fulfill({ contentType: "text/event-stream", body: `data: ${JSON.stringify({ type: "response.created", sequence_number: 0, response })}\n\n` });
+    });
+    await begin(page, "Two?");
+    while (!id) await page.waitForTimeout(20);
+    await page.click("#stop");
+    await page.waitForSelector(".answer[data-state=stopped]");
+    release();
+    await until(page, async (name) => (await (await fetch(`v1/responses/${name}`)).json()).status === "cancelled", id);
+    await deleteFirst(page);
+    await until(page, async (name) => (await fetch(`v1/responses/${name}`)).status === 404, id);
+    await left(page);
+    return { model, privacy, pasted, looks };
   },
 
   // Files of a conversation: two choices at once, a question before they are read, one that is given up, a reload.

@@ -161,6 +161,12 @@ const SCENARIOS = {
     await page.waitForFunction(() => document.querySelector("#model").options.length > 0);
     await ask(page, "Hello?");
     const answer = await lastAnswer(page);
+    await page.click("#open-settings");
+    await page.click("#change-key");
+    await page.fill("#key-field", key);
+    await page.keyboard.press("Enter");
+    await page.waitForSelector("#key:not([open])", { state: "attached" });
+    const same = await page.locator(".answer").count();
     const stored = await page.evaluate(() => [sessionStorage.length > 0, localStorage.getItem("paceline.key")]);
     await page.goto(new URL("dashboard", url).href);
     await page.waitForSelector(".panel"); // read with the key that the tab keeps
@@ -174,7 +180,7 @@ const SCENARIOS = {
     await page.goto(new URL("docs", url).href);
     await page.waitForSelector("#routes tr");
     const routes = await page.locator("#routes td:first-child").allTextContents();
-    return { faults: [...faults, ...(await accessibilityFaults(page))], refused, answer, stored, routes };
+    return { faults: [...faults, ...(await accessibilityFaults(page))], refused, answer, same, stored, routes };
   },
 
   // What a model, a document or a file's name may hold.

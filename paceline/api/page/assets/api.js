@@ -84,6 +84,11 @@ export function gone(error) {
   if (error.status !== 404) throw error;
 }
 
+/** The same request may be answered later: nobody has answered, or with such a status. */
+export function passing({ status = 0 }) {
+  return [0, 429, 502, 503, 504].includes(status);
+}
+
 /** A text that was pasted may hold half of a character, which no request may. */
 function wellFormed(_, value) {
   return typeof value === "string" ? value.toWellFormed() : value;

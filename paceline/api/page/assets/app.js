@@ -12,7 +12,7 @@ import { copyFrom } from "./rich.js";
 import { NONE } from "./run.js";
 import { fillSettings, openOptions, showSettings } from "./settings.js";
 import { openSource } from "./source.js";
-import { loadSettings, saveSettings, saveUnfinished } from "./storage.js";
+import { loadSettings, saveSetting, saveUnfinished } from "./storage.js";
 import { speak, t } from "./text.js";
 import { welcome } from "./welcome.js";
 import { cancelAnswer, writeAnswer } from "./writer.js";
@@ -26,7 +26,7 @@ const $ = (id) => document.getElementById(id);
 const settings = loadSettings();
 const uploads = new Uploads(say);
 const attached = new WeakMap(); // by conversation, its uploads
-const writing = new Map(); // by conversation, the {abort, answer, view} that is being written in it
+const writing = new Map(); // by conversation, the {abort, answer, view, end} that is being written in it
 const archive = new Archive(writing, (key, reason) => ($("unkept").textContent = key && t(key, { reason })));
 const keyDialog = new KeyDialog($("key"), () => load().then(connect));
 const list = new ConversationList({ list: $("conversations"), search: $("search"), menu: $("menu") }, archive, { select, changed, remove, failed: showFailure });
@@ -165,7 +165,7 @@ function isLost(conversation) {
 async function catchUp(remote = true) {
   const seen = () => JSON.stringify([current.messages.length, pathOf(current).map(({ id, state }) => [id, state])]);
   const before = seen();
-  await archive.catchUp();
+  await archive.takeOver().catch(() => {}); // of this tab alone
   if (remote) archive.inTurn(() => archive.bury());
   if (remote && archive.kept) await archive.inTurn(() => archive.pull());
   if (isLost(current)) {
@@ -244,6 +244,8 @@ async function whenReady(work, text = "") {
   if (text) $("question").value = "";
   fit();
   await started; // until then no model is known
+  if (!models.length) await connect();
+  if (!models.length) return void stop(mine.conversation);
   await attached.get(mine.conversation)?.settled();
   await catchUp(false);
   const kept = mine.conversation.server && (archive.kept || mine.conversation.away);
@@ -283,7 +285,7 @@ function answerNow(conversation, question, from = null) {
 async function write(conversation, answer, body) {
   const view = new AnswerView(answer, actions);
   const abort = new AbortController();
-  writing.set(conversation, { abort, answer, view });
+  writing.set(conversation, { abort, answer, view, end });
   if (body) archive.remember(conversation);
   else if (conversation === current) showConversation();
   say(t("writing"));
@@ -305,8 +307,12 @@ async function write(conversation, answer, body) {
         archive.forget({ ...conversation, id: answer.id, server: "", stores: [], messages: [answer] });
         abort.abort();
       }
+      if (writing.get(conversation)?.answer === answer || !answer.response || abort.signal.aborted) return;
+      cancelAnswer(answer).catch(() => {}); // it was stopped before its id was known
+      abort.abort();
     },
   });
+  end();
   function draw() {
     clearTimeout(timer);
     const start = performance.now();
@@ -316,16 +322,19 @@ async function write(conversation, answer, body) {
     next = start + Math.max(DRAW_MS, 4 * (performance.now() - start));
     timer = whole ? 0 : setTimeout(requestAnimationFrame, next - performance.now(), draw);
   }
-  writing.delete(conversation);
-  if (archive.has(conversation)) archive.remember(conversation);
-  draw();
-  showBusy();
-  list.show(current, writing);
-  say({ done: t("done"), stopped: t("stopped"), failed: t("failed"), unread: t("failed") }[answer.state] ?? "");
-  const again = answer.state === "unread" ? actions.readOn : actions.retry;
-  if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && again(answer));
-  if (answer.status === 404) showFiles(conversation); // one of their stores may be gone
-  refreshStatus();
+  function end() {
+    if (writing.get(conversation)?.answer !== answer) return;
+    writing.delete(conversation);
+    if (archive.has(conversation)) archive.remember(conversation);
+    draw();
+    showBusy();
+    list.show(current, writing);
+    say({ done: t("done"), stopped: t("stopped"), failed: t("failed"), unread: t("failed") }[answer.state] ?? "");
+    const again = answer.state === "unread" ? actions.readOn : actions.retry;
+    if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && again(answer));
+    if (answer.status === 404) showFiles(conversation); // one of their stores may be gone
+    refreshStatus();
+  }
 }
 
 /** The answer that is being written in a conversation, here or for now at the server alone. */
@@ -338,13 +347,18 @@ function stop(conversation) {
   const waiting = waitingIn(conversation);
   if (waiting) {
     asking.delete(waiting);
-    $("question").value ||= waiting.text;
+    $("question").value = [waiting.text, $("question").value].filter(Boolean).join("\n");
     fit();
     return showBusy();
   }
   const answer = openAnswer(conversation);
-  if (answer?.kept && answer.response) cancelAnswer(answer).catch(() => {}); // it has just ended
-  else writing.get(conversation)?.abort.abort();
+  const written = writing.get(conversation);
+  if (answer?.kept && answer.response) {
+    cancelAnswer(answer).catch((error) => openAnswer(conversation) === answer && showFailure(error, () => stop(conversation)));
+  } else if (answer?.kept && written) { // cancelled once its id is known
+    answer.state = "stopped";
+    written.end();
+  } else written?.abort.abort();
   return undefined;
 }
 
@@ -384,7 +398,6 @@ async function connect() {
     return;
   }
   fillSettings(settings, models);
-  saveSettings(settings);
   archive.kept = settings.keep === "server";
   await archive.own();
   const [read] = await Promise.all([readable().catch(() => null), catchUp()]);
@@ -395,12 +408,13 @@ async function connect() {
 /** again: is called where it is to be tried again. */
 function showFailure(error, again = null) {
   const sentence = error instanceof ApiError ? error.message : String(error);
-  const button = again && make("button", { type: "button", className: "on", textContent: t("again"), onclick: again });
-  $("messages").prepend(make("p", { className: "error", role: "alert" }, sentence), ...(button ? [button] : []));
+  const button = again ? [make("button", { type: "button", className: "on", textContent: t("again"), onclick: again })] : [];
+  $("messages").querySelector(".failure")?.remove();
+  $("messages").prepend(make("div", { className: "failure" }, make("p", { className: "error", role: "alert" }, sentence), ...button));
 }
 
 async function settingsChanged(name) {
-  saveSettings(settings);
+  saveSetting(name, settings[name]);
   if (name === "keep") archive.kept = settings.keep === "server";
   if (name === "language") {
     await speak(settings.language);
@@ -475,7 +489,7 @@ for (const [field, files] of [["files", () => uploads], ["attach-files", () => a
 $("attach").onclick = () => $("attach-files").click();
 $("question").onpaste = (event) => {
   const files = [...event.clipboardData.files];
-  if (!files.length) return;
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return; // cells of a sheet are a picture as well
   event.preventDefault();
   attached.get(current).add(files);
 };

@@ -27,6 +27,7 @@ export class Archive {
     this.kept = false; // at the server as well
     this.queue = Promise.resolve(); // of what the server is to keep
     this.failing = false; // what was last in the queue
+    this.full = false; // the storage, when it was last to keep something
     this.grave = ""; // the id of the list of deleted ones, once it is known
     this.buried = { seen: 0, ids: new Set() };
   }
@@ -47,10 +48,13 @@ export class Archive {
    * any more are told as cut. */
   async load(owner) {
     this.owner = owner;
-    this.conversations = this.conversations.filter((each) => each.owner === undefined); // begun in this page, before a key was taken
-    this.conversations.push(...(await this.stored()));
-    for (const { messages } of this.conversations) {
-      for (const message of messages) if (message.state === "writing" && !message.response) message.state = "cut";
+    // Those without one were begun in this page, before a key was taken.
+    this.conversations = this.conversations.filter((each) => each.owner === undefined || each.owner === owner);
+    const held = new Set(this.conversations);
+    await this.takeOver();
+    for (const each of this.conversations) {
+      if (held.has(each)) continue;
+      for (const message of each.messages) if (message.state === "writing" && !message.response) message.state = "cut";
     }
   }
 
@@ -70,14 +74,9 @@ export class Archive {
     await ownConversations(this.owner).catch(() => {}); // of this tab alone
   }
 
-  /** Take over what other tabs have kept since. */
-  async catchUp() {
-    let stored;
-    try {
-      stored = await this.stored();
-    } catch {
-      return; // of this tab alone
-    }
+  /** Take over what other tabs have kept since. Raises what the storage does. */
+  async takeOver() {
+    const stored = await this.stored();
     const there = new Set(stored.map((each) => each.id));
     this.conversations = this.conversations.filter((each) => !each.stored || there.has(each.id));
     for (const each of stored) {
@@ -104,8 +103,16 @@ export class Archive {
   save(conversation) {
     if (this.taken) conversation.owner ??= this.owner;
     saveConversation(conversation).then(
-      (there) => there || this.leave(conversation),
-      () => (conversation.deleted ? this.drop(conversation) : this.failed("cannotKeep")),
+      (there) => {
+        if (!there) this.leave(conversation);
+        if (this.full) this.failed("");
+        this.full = false;
+      },
+      () => {
+        if (conversation.deleted) return this.drop(conversation);
+        this.full = true;
+        return this.failed("cannotKeep");
+      },
     );
   }
 
@@ -141,7 +148,7 @@ export class Archive {
   /** One change after the other. What fails is tried again with the next change, since it is not marked as sent. */
   inTurn(work) {
     const ended = (key, reason) => {
-      if (key || this.failing) this.failed(key, reason);
+      if (key || this.failing) this.failed(key || (this.full ? "cannotKeep" : ""), reason);
       this.failing = Boolean(key);
     };
     this.queue = this.queue.then(work).then(() => ended(""), ({ message }) => ended(this.deleted.length ? "deletesLater" : "keepsNotAll", message));

@@ -1,7 +1,7 @@
 // Documents: those that this side reads for every answer, by name; and uploads, files of this key in vector stores of their
 // own, which answers read as well: for all conversations, and for each that has files.
 
-import { gone, request, requestAll, upload } from "./api.js";
+import { gone, passing, request, requestAll, upload } from "./api.js";
 import { icon, legible, make } from "./elements.js";
 import { t } from "./text.js";
 
@@ -137,7 +137,10 @@ export class Uploads {
       await new Promise((resolve) => setTimeout(resolve, pause));
       const row = [...this.list.children].find((each) => each.dataset.id === id);
       if (!row) return; // removed
-      const now = await request(`v1/vector_stores/${row.dataset.store}/files/${id}`);
+      const now = await request(`v1/vector_stores/${row.dataset.store}/files/${id}`).catch((error) => {
+        if (!passing(error)) throw error;
+      });
+      if (!now) continue;
       row.tell(now.status, now.last_error?.message);
       if (now.status === "in_progress") continue;
       this.say(`${row.querySelector(".name").textContent}: ${now.last_error?.message ?? t(now.status)}`);

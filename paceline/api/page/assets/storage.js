@@ -59,8 +59,9 @@ export function loadSettings() {
   return Object.fromEntries(known);
 }
 
-export function saveSettings(settings) {
-  keep(SETTINGS, JSON.stringify(settings));
+/** Keep one choice, beside those that other tabs have kept. */
+export function saveSetting(name, value) {
+  keep(SETTINGS, JSON.stringify({ ...recalledObject(SETTINGS), [name]: value }));
 }
 
 // ---- conversations --------------------------------------------------------------------------------------------------

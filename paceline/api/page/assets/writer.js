@@ -1,12 +1,11 @@
 // Writing an answer from the events of /v1/responses. A kept answer is written by the server whether anybody reads or not:
 // after a cut connection, a reload or in another browser the events are read from where this copy of it ends.
 
-import { ApiError, begin, request, resume } from "./api.js";
+import { ApiError, begin, passing, request, resume } from "./api.js";
 import { LANES, NONE } from "./run.js";
 
 const TRIES = 6; // to read on
 const FIRST_MS = 300;
-const LATER = new Set([0, 429, 502, 503, 504]); // no answer, or one that says to try again
 
 /** Ask, or with no body read on, and bring what comes into `answer`; `changed` is called after each event. Never raises:
  * `answer.state` tells. kept: the server goes on by itself. most: how often reading on is tried again. */
@@ -24,9 +23,10 @@ export async function writeAnswer(answer, body, { kept, signal, changed, most = 
       throw new ApiError("The connection was cut in mid-answer.");
     } catch (error) {
       if (signal.aborted) answer.state = "stopped";
-      else if (error.status === 404 && answer.response) answer.state = "cut";
+      if (answer.state !== "writing") break;
+      if (error.status === 404 && answer.response) answer.state = "cut";
       else if (!answer.response || !kept) Object.assign(answer, { state: "failed", error: error.message, status: error.status ?? 0 });
-      else if (!LATER.has(error.status ?? 0) || tries >= most) Object.assign(answer, { state: "unread", error: error.message, status: error.status ?? 0 });
+      else if (!passing(error) || tries >= most) Object.assign(answer, { state: "unread", error: error.message, status: error.status ?? 0 });
       if (answer.state !== "writing") break;
     }
     await new Promise((resolve) => setTimeout(resolve, FIRST_MS * 2 ** tries));
