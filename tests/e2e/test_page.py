@@ -341,7 +341,10 @@ def test_a_mishap_of_a_moment_is_not_for_good(browse: Browse, pair: Pair) -> Non
     seen = browse("mishaps", pair.url("cloud"))
     assert seen["model"] == "fake" and seen["privacy"] == "local-only", "whatever another tab has set"
     assert seen["pasted"] == 0 and seen["looks"] > 1
-    assert all(any(status in error for status in ("503", "429", "404")) for error in seen["errors"]), "those of the test"
+    assert seen["printed"] == [0, 0], "the conversation, whole and alone"
+    assert seen["spoken"] == "New conversation", "English where the words of a language do not come"
+    faults = ("503", "429", "404", "ERR_FAILED")
+    assert all(any(fault in error for fault in faults) for error in seen["errors"]), "those of the test"
 
 
 def test_a_question_waits_for_the_files_of_its_conversation_which_are_of_one_store(browse: Browse, pair: Pair) -> None:

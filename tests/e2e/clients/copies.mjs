@@ -97,14 +97,14 @@ export const COPIES = {
     await other.goto(url);
     await models(other);
     await open(other, "Alpha?");
-    await other.locator("#messages .error").waitFor();
+    await other.locator("#failure .error").waitFor();
     await other.fill("#question", "More?");
     await other.keyboard.press("Enter");
     await other.waitForSelector("#send:not([hidden])");
-    const refused = [await other.inputValue("#question"), bodies.length, await other.textContent("#messages .error")];
+    const refused = [await other.inputValue("#question"), bodies.length, await other.textContent("#failure .error")];
     await other.unroute("**/v1/conversations/*/items*", refuse);
     const release = await held(other, "**/v1/conversations/*/items*");
-    await other.click("#messages button.on");
+    await other.click("#failure button");
     await other.fill("#question", "");
     await begin(other, "More?"); // while they come
     await focus(other);

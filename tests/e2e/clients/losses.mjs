@@ -79,9 +79,9 @@ export const LOSSES = {
     await page.route("**/v1/models", (route) => (refusals-- > 0 ? route.fulfill({ status: 503, body: "" }) : route.fallback()));
     const bodies = await answered(page);
     await page.goto(url);
-    await page.locator("#messages .error").waitFor();
+    await page.locator("#failure .error").waitFor();
     await focus(page);
-    await until(page, () => document.querySelectorAll("#messages .error").length === 1);
+    await until(page, () => document.querySelectorAll("#failure .error").length === 1);
     await ask(page, "One?");
     const { model } = bodies[0];
 
@@ -127,10 +127,18 @@ export const LOSSES = {
     await page.waitForSelector(".answer[data-state=stopped]");
     release();
     await until(page, async (name) => (await (await fetch(`v1/responses/${name}`)).json()).status === "cancelled", id);
+    await page.emulateMedia({ media: "print" });
+    const printed = await page.evaluate(() => [document.querySelector("#composer").offsetHeight, document.querySelector("#messages").scrollHeight - document.querySelector("#messages").clientHeight]);
+    await page.emulateMedia({ media: "screen" });
+    await page.route("**/de.js", (route) => route.abort());
+    await page.click("#open-settings");
+    await page.selectOption("#language", "de");
+    await page.keyboard.press("Escape");
+    const spoken = await page.locator("#new").innerText();
     await deleteFirst(page);
     await until(page, async (name) => (await fetch(`v1/responses/${name}`)).status === 404, id);
     await left(page);
-    return { model, privacy, pasted, looks };
+    return { model, privacy, pasted, looks, printed, spoken };
   },
 
   // Files of a conversation: two choices at once, a question before they are read, one that is given up, a reload.

@@ -63,6 +63,7 @@ function replace(conversation) {
 async function select(conversation) {
   current = conversation;
   drawn = null;
+  $("failure").replaceChildren();
   showAddress();
   closeSide();
   showConversation();
@@ -237,7 +238,7 @@ function ask(text, parent) {
 /** Call `work` with this conversation once an answer can read its files and continue what other tabs have kept; unless it is
  * stopped, which gives the text back. text: taken out of the field. */
 async function whenReady(work, text = "") {
-  if (openAnswer(current) || waitingIn(current)) return;
+  if (openAnswer(current) || waitingIn(current)) return showFailure(new ApiError(t("writing")));
   const mine = { conversation: current, text };
   asking.add(mine);
   showBusy();
@@ -329,6 +330,7 @@ async function write(conversation, answer, body) {
     draw();
     showBusy();
     list.show(current, writing);
+    if (conversation === current) $("failure").replaceChildren();
     say({ done: t("done"), stopped: t("stopped"), failed: t("failed"), unread: t("failed") }[answer.state] ?? "");
     const again = answer.state === "unread" ? actions.readOn : actions.retry;
     if (answer.status === 401) keyDialog.open(answer.error, () => current === conversation && again(answer));
@@ -398,6 +400,7 @@ async function connect() {
     return;
   }
   fillSettings(settings, models);
+  $("failure").replaceChildren();
   archive.kept = settings.keep === "server";
   await archive.own();
   const [read] = await Promise.all([readable().catch(() => null), catchUp()]);
@@ -408,9 +411,8 @@ async function connect() {
 /** again: is called where it is to be tried again. */
 function showFailure(error, again = null) {
   const sentence = error instanceof ApiError ? error.message : String(error);
-  const button = again ? [make("button", { type: "button", className: "on", textContent: t("again"), onclick: again })] : [];
-  $("messages").querySelector(".failure")?.remove();
-  $("messages").prepend(make("div", { className: "failure" }, make("p", { className: "error", role: "alert" }, sentence), ...button));
+  const button = again ? [make("button", { type: "button", textContent: t("again"), onclick: again })] : [];
+  $("failure").replaceChildren(make("p", { className: "error", role: "alert" }, sentence), ...button);
 }
 
 async function settingsChanged(name) {

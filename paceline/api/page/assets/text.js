@@ -14,7 +14,7 @@ export function t(key, values = {}) {
 export async function speak(wanted) {
   const preferred = navigator.languages.map((each) => each.slice(0, 2)).find((each) => each in LANGUAGES);
   const code = wanted in LANGUAGES ? wanted : (preferred ?? "en");
-  words = code === "en" ? EN : (await import(`./${code}.js`)).WORDS;
+  words = code === "en" ? EN : await import(`./${code}.js`).then(({ WORDS }) => WORDS, () => EN); // it may not have come
   document.documentElement.lang = code;
   for (const each of document.querySelectorAll("[data-t]")) each.textContent = t(each.dataset.t);
   for (const each of document.querySelectorAll("[data-hint]")) each.placeholder = t(each.dataset.hint);
