@@ -7,7 +7,7 @@ models and embedders share one list, since clients read only one. Each endpoint 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TypeVar
 
@@ -104,7 +104,7 @@ def chat_model(service: Service, name: str) -> ModelInfo:
         return found
     if found is not None:
         raise no_model(f"The model {found.name!r} makes embeddings and writes no text; ask /v1/embeddings.")
-    raise _unknown(name, service.models())
+    raise _unknown(service, name, service.models())
 
 
 def check_embedder(service: Service, name: str, dimensions: int | None = None) -> None:
@@ -113,7 +113,7 @@ def check_embedder(service: Service, name: str, dimensions: int | None = None) -
     found, _ = _lookup(service, name)
     embedders = service.embedders()
     if found is None:
-        raise _unknown(name, embedders)
+        raise _unknown(service, name, embedders)
     if isinstance(found, ModelInfo):
         known = ", ".join(each.name for each in embedders)
         offer = f"Known embedders: {known}." if known else "None that does is here."
@@ -129,7 +129,7 @@ def any_model(service: Service, name: str) -> ModelInfo | EmbedderInfo:
     """A model of either kind. Raises RequestError 404 for an unknown name."""
     found, _ = _lookup(service, name)
     if found is None:
-        raise _unknown(name, [*service.models(), *service.embedders()])
+        raise _unknown(service, name, [*service.models(), *service.embedders()])
     return found
 
 
@@ -146,8 +146,9 @@ def _lookup(service: Service, name: str) -> tuple[ModelInfo | EmbedderInfo | Non
     return next((embedder for embedder in service.embedders() if name in _names(embedder)), None), ""
 
 
-def _unknown(name: str, known: Iterable[ModelInfo | EmbedderInfo]) -> RequestError:
-    names = ", ".join(model.name for model in known)
+def _unknown(service: Service, name: str, known: Sequence[ModelInfo | EmbedderInfo]) -> RequestError:
+    aliases = (alias for alias in service.aliases if _lookup(service, alias)[0] in known)
+    names = ", ".join([*(model.name for model in known), *aliases])
     return no_model(f"The model {name!r} does not exist here. Known: {names or 'none'}.")
 
 

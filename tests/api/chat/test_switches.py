@@ -41,6 +41,9 @@ def test_an_alias_is_asked_as_its_model_on_every_surface(http: httpx.Client, ser
     assert {request.model for request in service.requests} == {MODEL.name}
     post(http, model="fast")
     assert service.requests[-1].sources.workflow == "fast"
+    for path, known in (("/v1/responses", "gpt-4o, fast"), ("/v1/embeddings", "text-embedding-3-small")):
+        told = fault(http.post(path, json={"model": "nosuch", "input": "Hi"}), 404)
+        assert str(told["message"]).endswith(f", {known}.")
     body = {"model": "text-embedding-3-small", "input": "Hi", "dimensions": 1536}
     assert EMBEDDER.name in fault(http.post("/v1/embeddings", json=body))["message"]
     listed = [model["id"] for model in http.get("/v1/models").json()["data"]]
