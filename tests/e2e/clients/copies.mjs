@@ -37,7 +37,7 @@ async function rename(page, title) {
 function keeps(page, wanted) {
   return until(page, async (text) => {
     const all = (await (await fetch("v1/conversations")).json()).data.filter(({ metadata }) => metadata.made_by === "paceline page");
-    const counts = await Promise.all(all.map(async ({ id }) => (await (await fetch(`v1/conversations/${id}/items`)).json()).data.length));
+    const counts = await Promise.all(all.map(async ({ id }) => (await (await fetch(`v1/conversations/${id}/items`)).json()).data?.length)); // it may just be deleted
     return all.map(({ metadata: { title } }, at) => `${title}: ${counts[at]}`).join() === text;
   }, wanted);
 }
@@ -227,6 +227,13 @@ export const COPIES = {
     await other.goto(url);
     await open(other, "One?");
     await other.locator(".answer").nth(2).waitFor();
+    lost = -9;
+    await page.keyboard.press("Alt+n");
+    await ask(page, "Lost?");
+    await page.waitForFunction(() => document.querySelector("#unkept").textContent.startsWith("The server does not keep"));
+    lost = 9;
+    await deleteFirst(page); // before this browser knows that the server has it
+    await keeps(page, "One?: 6");
     return { titles: [await titles(page), await titles(other)], sizes: (await questions(other)).map(({ length }) => length) };
   }),
 };

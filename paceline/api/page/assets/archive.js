@@ -134,7 +134,7 @@ export class Archive {
     const { id, owner, server, stores } = conversation;
     const responses = responsesOf(conversation);
     this.deleted = this.deleted.filter((each) => each.id !== id);
-    if (!server && !stores.length && !responses.length) {
+    if (!this.kept && !server && !stores.length && !responses.length) { // otherwise a server's answer may have been lost
       this.drop(conversation);
       return;
     }
@@ -232,7 +232,7 @@ export class Archive {
     const server = copy?.id ?? conversation.server;
     const [told, items] = await Promise.all([copy ?? request(`v1/conversations/${server}`), this.items(server)]);
     this.merge(conversation, { ...copyOf(told), ...items, away: false });
-    this.save(conversation);
+    if (this.has(conversation)) this.save(conversation);
     return items;
   }
 
@@ -248,8 +248,10 @@ export class Archive {
 
   /** Delete at the server what was deleted here. What fails is tried again when the page is looked at, or opened. */
   async bury() {
-    const all = this.deleted.some(({ server }) => server) ? await requestAll("v1/conversations") : [];
-    if (all.length) await this.exhume(all);
+    if (!this.deleted.length) return;
+    const listed = this.kept || this.deleted.some(({ server }) => server);
+    const all = listed ? await requestAll("v1/conversations") : [];
+    if (listed) await this.exhume(all);
     let failure = null;
     for (const left of [...this.deleted]) {
       try {
@@ -266,13 +268,13 @@ export class Archive {
 
   /** copies: what the server has of it, with what other browsers have added. */
   async delete({ id, server, stores, responses }, copies) {
-    if (server) { // told before it is done, so that nobody takes it for expired
+    if (server || copies.length) { // told before it is done, so that nobody takes it for expired
       const items = [{ type: "message", role: "user", content: id }];
       if (this.grave) await request(`v1/conversations/${this.grave}/items`, { method: "POST", body: { items } });
       else this.grave = (await request("v1/conversations", { method: "POST", body: { metadata: { made_by: BURIED }, items } })).id;
     }
     for (const copy of copies) {
-      responses = [...new Set([...responses, ...responsesOf(await this.items(copy.id))])];
+      responses = [...new Set([...responses, ...responsesOf((await this.items(copy.id).catch(gone)) ?? { messages: [] })])];
       stores = [...new Set([...stores, ...copyOf(copy).stores])];
     }
     for (const response of responses) await request(`v1/responses/${response}`, { method: "DELETE" }).catch(gone);
@@ -286,11 +288,12 @@ export class Archive {
 
   /** Read which conversations were deleted, by whatever browser. all: what is kept at the server, with their list. */
   async exhume(all) {
-    const listed = all.find(({ metadata }) => metadata.made_by === BURIED);
-    this.grave = listed?.id ?? "";
-    if (!listed || listed.paceline.updated_at <= this.buried.seen) return;
-    const items = await requestAll(`v1/conversations/${listed.id}/items`, "order=asc");
-    this.buried = { seen: listed.paceline.updated_at, ids: new Set(items.map(({ content }) => content[0].text)) };
+    const lists = all.filter(({ metadata }) => metadata.made_by === BURIED); // two where two browsers have begun one at once
+    this.grave = lists[0]?.id ?? "";
+    const seen = Math.max(0, ...lists.map(({ paceline }) => paceline.updated_at));
+    if (seen <= this.buried.seen) return;
+    const items = (await Promise.all(lists.map(({ id }) => requestAll(`v1/conversations/${id}/items`, "order=asc")))).flat();
+    this.buried = { seen, ids: new Set(items.map(({ content }) => content[0].text)) };
   }
 }
 

@@ -123,11 +123,14 @@ export class Uploads {
 
   /** The first store that is there, or a new one. */
   async storeToFill() {
-    for (const store of await this.stores()) if (await request(`v1/vector_stores/${store}`).catch(gone)) return store;
+    const stores = await this.stores();
+    for (const store of stores) if (await request(`v1/vector_stores/${store}`).catch(gone)) return store;
     const metadata = { made_by: MADE_BY, ...(this.conversation ? { conversation: this.conversation.id } : {}) };
     const body = { name: this.conversation ? "Files of a conversation" : "Uploaded in the web page", metadata };
     const { id } = await request("v1/vector_stores", { method: "POST", body });
+    const before = stores.join();
     this.made(id);
+    if (this.known === before) this.known = [before, id].filter(Boolean).join(); // nothing else has come
     return id;
   }
 
