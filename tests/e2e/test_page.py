@@ -398,7 +398,7 @@ def test_a_browser_that_keeps_nothing_still_asks_and_has_what_the_server_keeps(
 def test_all_documents_are_listed_and_an_upload_that_a_proxy_answers_fails(browse: Browse, pair: Pair) -> None:
     seen = browse("crowd", pair.url("device"))
     assert seen["errors"] == [] and seen["rows"] == 103
-    assert "perhaps a proxy in front of it" in seen["told"]
+    assert "perhaps a proxy in front of it" in seen["told"] and "perhaps a proxy in front of it" in seen["metrics"]
     assert seen["source"] == "1 gnp.exe device", "no name is read backwards, nor the side behind it"
 
 

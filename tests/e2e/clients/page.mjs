@@ -478,7 +478,10 @@ const SCENARIOS = {
       view.show();
       return view.node.querySelector(".source").textContent;
     });
-    return { rows, told, source };
+    await page.route("**/metrics", (route) => route.fulfill({ contentType: "text/html", body: "<html>Log in" }));
+    await page.goto(`${url}dashboard`);
+    await page.locator("#told", { hasText: "perhaps" }).waitFor();
+    return { rows, told, source, metrics: await page.textContent("#told") };
   },
 
   // Texts as they arrive, in pieces of any size: after each the nodes are those of the text at once, and in all not many more

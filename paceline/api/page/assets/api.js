@@ -57,7 +57,9 @@ export async function request(path, { method = "GET", body, signal, key } = {}) 
 
 /** The text at a path. Raises ApiError. */
 export async function requestText(path) {
-  return (await send(path, { method: "GET" })).text();
+  const answer = await send(path, { method: "GET" });
+  if (answer.headers.get("content-type")?.includes("html")) throw foreign(answer.status);
+  return answer.text();
 }
 
 /** All objects of a list, however many answers they take. */
@@ -75,8 +77,12 @@ function parsed(status, text) {
   try {
     return JSON.parse(text);
   } catch {
-    throw new ApiError(`What answered is not the server, but perhaps a proxy in front of it (status ${status}).`);
+    throw foreign(status);
   }
+}
+
+function foreign(status) {
+  return new ApiError(`What answered is not the server, but perhaps a proxy in front of it (status ${status}).`);
 }
 
 /** What is to be deleted is not there, or not any more. Raises any other ApiError. */

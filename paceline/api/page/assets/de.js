@@ -87,7 +87,7 @@ export const WORDS = {
   before: "Fassung davor",
   after: "Fassung danach",
   sources: "Quellen",
-  neither: "keine",
+  neither: "weder noch",
   tokens: "{count} Token",
   rate: "{rate} Token/s",
   context: "{share} % von {context} Token Kontext",
