@@ -72,9 +72,15 @@ def _named(value: Any) -> Any:
     return value
 
 
+def _address(value: str) -> str:
+    if not re.fullmatch(r"https?://[^\s?#]{1,500}", value):
+        raise ValueError("give an address such as https://paceline.example.org, without ? or #")
+    return value
+
+
 Several = Annotated[tuple[str, ...], BeforeValidator(_several)]
 Folder = Annotated[Path, BeforeValidator(_named), AfterValidator(lambda value: value.expanduser().absolute())]
-Address = Annotated[str, Field(pattern=r"^https?://[^\s?#]{1,500}$")]
+Address = Annotated[str, AfterValidator(_address)]
 NumberFormat = Literal["auto", "float32", "bfloat16", "float16"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 

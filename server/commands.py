@@ -97,7 +97,10 @@ def add_device(
 def invite(
     name: Annotated[str, typer.Argument(help="what the device is called here")],
     url: Annotated[
-        str | None, typer.Option("--url", help="address by which the device reaches this server; default: public_url")
+        str | None,
+        typer.Option(
+            "--public-url", "--url", help="address by which the device reaches this server; default: public_url"
+        ),
     ] = None,
     where: AtServer = HERE,
     as_json: Json = False,

@@ -149,6 +149,8 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest_known_one(
         ("port = true", "true and false are for switches"),
         ("[tuning]\nresponses_days = false", "true and false are for switches"),
         ("[policy]\nnever_leaves = 'diary'", 'a list is meant, as ["x"]'),
+        ("[server]\npublic_url = 'server.example.org'", "give an address such as https://paceline.example.org"),
+        ("[server]\nserver_url = 'http://a?b'", "give an address such as https://paceline.example.org"),
     ],
 )
 def test_a_value_of_another_kind_says_what_is_meant(tmp_path: Path, text: str, sentence: str) -> None:

@@ -79,6 +79,8 @@ def test_a_server_is_set_up_with_the_address_that_its_invitations_name() -> None
     assert resolve(ServerSettings, {}, {}, Path("paceline.toml"))[0].model == ("fake",)
     told = run("invite", "phone")
     assert told.stdout.startswith("paceline join 'https://cloud.test/below#") and told.stderr == ""
+    wrong = run("invite", "phone", "--url", "cloud.test")
+    assert "(flag --public-url) cannot be used: give an address such as https://" in str(wrong.exception)
     said = json.loads(run("invite", "phone", "--url", "https://other.test/", "--json").stdout)
     assert said["invitation"].startswith("https://other.test#") and said["device"] == "phone"
 
