@@ -111,7 +111,8 @@ class Postgres:
             self.pool.open(wait=True, timeout=WAIT_S)
         except psycopg.Error as error:
             self.pool.close()
-            raise ConfigError(f"{self.name.capitalize()} cannot be used: {error} Check --database.") from error
+            said = " ".join(str(error).split())
+            raise ConfigError(f"{self.name.capitalize()} cannot be used: check --database. It says: {said}") from error
 
     def close(self) -> None:
         if self.fleet is not None:

@@ -51,7 +51,10 @@ def copy(folder: Path, postgres: Postgres, docs: Path | None = None) -> dict[str
     """
     docs = docs or folder / "docs"
     if not (folder / KEY_FILE).is_file():
-        raise ConfigError(f"{folder} is no state directory of a server: it has no {KEY_FILE}. Check --state-dir.")
+        raise ConfigError(
+            f"{folder} is no state directory of a server: it has no {KEY_FILE}. Check --state-dir, or run "
+            "`paceline serve` on it once."
+        )
     copied: dict[str, int] = {}
     with _unused(folder), postgres.explained():
         if common_key(folder, postgres).seed != server_key(folder).seed:

@@ -106,7 +106,7 @@ def test_what_would_be_half_a_copy_is_refused(url: str, tmp_path: Path) -> None:
     with closing(Postgres(url)) as postgres:
         with closing(EventStore(tmp_path / "used")), pytest.raises(ConfigError, match="stop it first"):
             copy(tmp_path / "used", postgres)
-        with pytest.raises(ConfigError, match="no state directory"):
+        with pytest.raises(ConfigError, match=r"no state directory.*`paceline serve` on it once"):
             copy(tmp_path, postgres)
         filled(tmp_path / "sealed", sealed=False)
         DocumentStore.open(tmp_path / "sealed" / "docs", HashEmbedder(), side="cloud", encrypt=True).close()
@@ -120,3 +120,6 @@ def test_what_would_be_half_a_copy_is_refused(url: str, tmp_path: Path) -> None:
         status, text = look(url)
         assert status == "ok" and "pgvector" in text and "1 server alive" in text, text
     assert look("postgresql://paceline:hunter2@127.0.0.1:1/paceline")[0] == "fail"
+    with pytest.raises(ConfigError, match=r"cannot be used: check --database\. It says: .*") as refused:
+        Postgres("postgresql://paceline:hunter2@127.0.0.1:1/paceline")
+    assert str(refused.value).isprintable() and "hunter2" not in str(refused.value)
