@@ -40,7 +40,7 @@ class CloseCode(IntEnum):
 
 
 ADVICE: dict[int, str] = {
-    CloseCode.CLOSING: "The other side closed the link; a device connects again by itself.",
+    CloseCode.CLOSING: "One side has ended the link; an agent that goes on connects again by itself.",
     CloseCode.DRAINED: "The other side is going away and its sessions have ended; a device connects again by itself.",
     CloseCode.HEARTBEAT_LOST: "Nothing was heard from the other side for two heartbeats; a device connects again by "
     "itself. If it recurs, look at the network between them or at a machine that sleeps.",

@@ -14,7 +14,7 @@ from paceline.runtime.identity import PrivateKey
 from paceline.runtime.link import connection
 from paceline.runtime.link.connection import Dialer, KeyKeeper, KeyStore, Link, back_off
 from paceline.runtime.link.transport import TransportClosed, is_secret
-from paceline.wire.close_codes import MAX_DELAY_S, CloseCode
+from paceline.wire.close_codes import ADVICE, MAX_DELAY_S, CloseCode
 from paceline.wire.codec import encode
 from paceline.wire.effects import Claim
 from paceline.wire.messages import OpenSession
@@ -111,7 +111,8 @@ async def test_a_sessions_messages_reach_its_handler_and_no_other() -> None:
         assert [message for message in at_device if message != found(3)] == [found(1), targets(1), closing(1)]
         assert device.send(draft(number)) == 0  # ended by the peer
     assert device.close_code == cloud.close_code == CloseCode.CLOSING
-    assert device.close_reason == "The other side closed the link; a device connects again by itself."
+    assert device.close_reason == cloud.close_reason == ADVICE[CloseCode.CLOSING]
+    assert "other side" not in ADVICE[CloseCode.CLOSING], "whoever closes it says so too"
 
 
 async def test_a_handler_that_fails_ends_its_own_session_only(caplog: pytest.LogCaptureFixture) -> None:
