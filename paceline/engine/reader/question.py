@@ -26,11 +26,10 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _NOUN = r"(?:the|my|our|your|his|her|their|its|a|an)\s"
-_LISTED = re.compile(rf"^(what|who|where|when)\s+(?:are|were)\s+({_NOUN}.+?),?\s+and\s+({_NOUN}.+)$", re.IGNORECASE)
-_LISTED_APART = re.compile(  # two things of something each: "the name of the inn and the brewery" asks for one
-    rf"^(what|who)\s+(?:is|was)\s+({_NOUN}(?!sum|total|difference|distance|average|ratio)(?:(?!\sand\s).)+?\s(?:of|for)\s.+?),?\s+and\s+({_NOUN}.+?\s(?:of|for)\s.+)$",
-    re.IGNORECASE,
+_LISTED = re.compile(
+    rf"^(what|who|where|when)\s+(is|was|are|were)\s+({_NOUN}.+?),?\s+and\s+({_NOUN}.+)$", re.IGNORECASE
 )
+_OF_BOTH = re.compile(r"\b(?:sum|total|difference|distance|average|ratio)\b", re.IGNORECASE)
 _WISHED = re.compile(
     r"^((?:please\s+)?(?:(?:can|could)\s+you\s+)?(?:tell me|give me|i need|i want|do you know|remind me of)\s+)"
     rf"({_NOUN}.+?),?\s+and\s+(?:also\s+)?({_NOUN}.+)$",
@@ -113,9 +112,12 @@ def separate_questions(message: str) -> tuple[str, ...]:
 
 def _conjoined(clause: str) -> list[str]:
     """The parts of a clause that asks for two things with one verb."""
-    if match := _LISTED.match(clause) or _LISTED_APART.match(clause):
-        verb = {"what": "what is", "who": "who is", "where": "where is", "when": "when is"}[match[1].lower()]
-        return [f"{verb} {match[2]}", f"{verb} {match[3]}"]
+    if match := _LISTED.match(clause):
+        word, verb, *both = match.groups()
+        # Two things of something each: "the name of the inn and the brewery" asks for one.
+        are_two = verb.lower() in ("are", "were") or all(re.search(r"\s(?:of|for)\s", each) for each in both)
+        if are_two and not _OF_BOTH.search(both[0]):
+            return [f"{word.lower()} is {each}" for each in both]
     if match := _WISHED.match(clause):
         return [f"{match[1]}{match[2]}", f"{match[1]}{match[3]}"]
     if match := _SHARED.match(clause):

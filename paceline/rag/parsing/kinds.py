@@ -72,7 +72,7 @@ def kind_of(name: str) -> Kind | None:
     return SUFFIXES.get(PurePath(name).suffix.lower())
 
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})(.*)")
+_FENCE = re.compile(r"[ \t]*+(`{3,}+|~{3,}+)(.*)")
 
 
 def fence_after(line: str, fence: str) -> str:

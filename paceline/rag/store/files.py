@@ -123,6 +123,9 @@ class Paging:
     before: str | None = None
 
 
+_ORDERED = re.compile("[0-9a-f]{32}")
+
+
 def ordered_id(prefix: str) -> str:
     """An id that sorts by when it was made, so that lists go on behind one that is gone."""
     return f"{prefix}{time.time_ns():016x}{secrets.token_hex(8)}"
@@ -151,7 +154,7 @@ def page(
         if cursor is None:
             continue
         row = database.execute(f"SELECT seq FROM {source} AND {key} = ?", *parameters, cursor).fetchone()
-        if row is None and prefix and re.fullmatch(f"{prefix}[0-9a-f]{{32}}", cursor):
+        if row is None and prefix and cursor.startswith(prefix) and _ORDERED.fullmatch(cursor, len(prefix)):
             last = database.execute(f"SELECT max(seq) FROM {source} AND {key} < ?", *parameters, cursor).fetchone()
             row = ((last[0] or 0) + 0.5,)  # between those before it and behind it
         if row is None:

@@ -43,10 +43,8 @@ _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _MAX_SPAN = 64  # columns of one cell
 _NO_CELL = ("table", "pre", *_HEADINGS)  # what makes a table one of a page's layout, whose cells are paragraphs
 _META_WITHIN = 4096  # bytes; browsers look for a character set in the first 1,024
-_CHARSET = re.compile(
-    rb"""<meta\b[^>]*?\bcharset\s*=\s*["']?\s*([\w.:-]+)|\A\s*<\?xml\b[^>]*?\bencoding\s*=\s*["']([\w.:-]+)""",
-    re.IGNORECASE,
-)
+_DECLARING = re.compile(rb"<meta\b[^>]*+|\A\s*+<\?xml\b[^>]*+", re.IGNORECASE)
+_CHARSET = re.compile(rb"""\b(?:charset|encoding)\s*+=\s*+["']?+\s*+([\w.:-]++)""", re.IGNORECASE)
 _NOTHING = re.compile(r"(?:0+(?:\.0*)?|\.0+)(?:[a-z]+|%)?")  # a size or an opacity
 _SELECTOR = re.compile(r"[a-z0-9]*[.#][\w-]+")  # the selectors of a style sheet that are looked at
 
@@ -78,8 +76,8 @@ def write_markup(data: bytes, out: TextBuilder, charset: str = "") -> str:
 def declared_charset(data: bytes) -> str:
     """The character set of a `meta` element or an XML declaration, as written; "" for none."""
     head = re.sub(rb"<!--.*?(?:-->|\Z)", b"", data[:_META_WITHIN], flags=re.DOTALL)
-    found = _CHARSET.search(head)
-    return "" if found is None else (found[1] or found[2]).decode("ascii", "replace")
+    found = next(filter(None, (_CHARSET.search(tag[0]) for tag in _DECLARING.finditer(head))), None)
+    return "" if found is None else found[1].decode("ascii", "replace")
 
 
 def write_tree(root: etree._Element, out: TextBuilder, hiding: frozenset[str] = frozenset()) -> None:

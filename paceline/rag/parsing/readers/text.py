@@ -178,7 +178,7 @@ def with_named_cells(table: str) -> str:
     if len(rows) >= _MIN_ROWS and _is_form(rows):
         return "\n".join(f"{name.removesuffix(':')}: {value}" for name, value in rows)
     if len(rows) < _MIN_ROWS or len(set(map(len, rows))) != 1 or _header(rows[:_SAMPLE_ROWS]) != 0:
-        return re.sub(r"(?: ?\|)+ ?$", "", table, flags=re.MULTILINE)  # without empty cells at the end
+        return "\n".join(line.rstrip(" |") for line in table.split("\n"))  # without empty cells at the end
     return "\n".join(named_rows(rows, with_names=True))
 
 
