@@ -6,6 +6,7 @@ import { renderMarkdown } from "./markdown.js";
 import { copyButton, voiceButton } from "./rich.js";
 import { appendRun, NONE, Run } from "./run.js";
 import { t } from "./text.js";
+import { timeline } from "./timeline.js";
 
 const LOST = ["lost", "missing", "refused"];
 const DEGRADED = new Set([...["device", "cloud"].flatMap((side) => LOST.map((how) => `${side}_${how}`)), "workflow_incomplete"]);
@@ -207,7 +208,7 @@ function written({ report }, told) {
   const list = make("dl", {}, ...facts.filter(([, value]) => value).flatMap(([name, value]) => [make("dt", { textContent: name }), make("dd", { textContent: value })]));
   const title = make("summary", { title: t("written") }, make("span", { className: "summary", textContent: told }), icon("right"));
   const details = make("details", { className: "written" }, title, list);
-  details.addEventListener("toggle", async () => details.append((await import("./timeline.js")).timeline(report)), { once: true });
+  details.addEventListener("toggle", () => details.append(timeline(report)), { once: true });
   return details;
 }
 

@@ -10,12 +10,14 @@ export function t(key, values = {}) {
   return (words[key] ?? EN[key] ?? key).replace(/\{(\w+)\}/g, (_, name) => values[name] ?? "");
 }
 
-/** Speak this language, or the browser's where it is not known, also in what the HTML holds. */
+/** Speak this language, or the browser's where it is not known, also in what the HTML holds; English while its file does not
+ * come. */
 export async function speak(wanted) {
   const preferred = navigator.languages.map((each) => each.slice(0, 2)).find((each) => each in LANGUAGES);
   const code = wanted in LANGUAGES ? wanted : (preferred ?? "en");
-  words = code === "en" ? EN : await import(`./${code}.js`).then(({ WORDS }) => WORDS, () => EN); // it may not have come
-  document.documentElement.lang = code;
+  const found = code === "en" ? null : await import(`./${code}.js`).catch(() => null);
+  words = found?.WORDS ?? EN;
+  document.documentElement.lang = found ? code : "en";
   for (const each of document.querySelectorAll("[data-t]")) each.textContent = t(each.dataset.t);
   for (const each of document.querySelectorAll("[data-hint]")) each.placeholder = t(each.dataset.hint);
   for (const each of document.querySelectorAll("[data-label]")) {
