@@ -39,6 +39,27 @@ export const PICTURES = {
     const after = await looks(page);
     return { reports, text, figures, rows, csv, shown, faults: [...seen.faults, ...after.faults], wide: Math.max(seen.wide, after.wide) };
   },
+
+  // A dashboard whose first answer is a proxy's page, which is read once, and then loses the server.
+  async lost(page, { url }) {
+    const answers = [(route) => route.fulfill({ contentType: "text/html", body: "<h1>Log in" }), (route) => route.continue(), (route) => route.abort()];
+    await page.route("**/metrics", (route) => answers[0](route));
+    await page.clock.install();
+    const told = () => page.evaluate(() => {
+      const { textContent, className } = document.querySelector("#told");
+      const of = (panel, name) => document.querySelector(`[aria-label="${panel}"] [aria-label="${name}"] .fine`)?.textContent;
+      return { told: textContent, className, panels: document.querySelectorAll(".panel").length, rate: of("Now", "tokens"), level: of("Now", "answers"), colours: getComputedStyle(document.querySelector("#panels")).filter };
+    });
+    const seen = [];
+    await page.goto(`${url}dashboard`);
+    for (const before of ["It is being read", "perhaps a proxy", "Paceline "]) {
+      await page.waitForFunction((text) => !document.querySelector("#told").textContent.includes(text), before);
+      seen.push(await told());
+      answers.shift();
+      await page.clock.fastForward(2000); // it reads again
+    }
+    return { seen };
+  },
 };
 
 /** The timeline of each of these reports: its facts and its tables. */

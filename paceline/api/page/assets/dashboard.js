@@ -53,7 +53,8 @@ class Panel {
   }
 
   line(name, values, unit) {
-    this.draw(name, make("p", { className: "fine", textContent: `${name}: ${short(values.at(-1) ?? 0)} ${unit}` }), sparkline(values, `${name}, ${unit}`));
+    const now = values.length ? `${short(values.at(-1))} ${unit}` : "not known yet";
+    this.draw(name, make("p", { className: "fine", textContent: `${name}: ${now}` }), sparkline(values, `${name}, ${unit}`));
   }
 }
 
@@ -221,7 +222,9 @@ async function read() {
   try {
     history.add(new Samples(await requestText("metrics")));
   } catch (error) {
-    $("told").textContent = error.message;
+    const old = history.last ? ` What is shown is of ${new Date(history.last.at).toLocaleTimeString()}.` : "";
+    $("told").textContent = error.message + old;
+    $("told").className = "error";
     if (error.status === 401) key.open();
     return;
   }
@@ -230,6 +233,7 @@ async function read() {
   document.title = `Dashboard of the ${side} – Paceline`;
   $("title").textContent = `Dashboard of the ${side}`;
   $("told").textContent = `Paceline ${version}`;
+  $("told").className = "";
   for (const show of [now, speed, left, links, strategies, handoff, engine, energy, ends]) show(all);
 }
 
