@@ -2,6 +2,7 @@
 
 const LINE = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
+const IN_ORDER = new Intl.Collator("en", { numeric: true }).compare;
 const ESCAPED = { n: "\n", "\\": "\\", '"': '"' };
 
 /** The samples of one answer of `/metrics`. */
@@ -32,9 +33,9 @@ export class Samples {
     return this.all(name, labels).reduce((total, { value }) => total + value, 0);
   }
 
-  /** Values of a label, in order. */
+  /** Values of a label, in order: device 2 before device 10. */
   values(name, label) {
-    return [...new Set(this.all(name).map(({ labels }) => labels[label]))].sort();
+    return [...new Set(this.all(name).map(({ labels }) => labels[label]))].sort(IN_ORDER);
   }
 }
 
