@@ -66,6 +66,9 @@ export function table(caption, head, rows) {
     row.append(make("th", { textContent: first, scope: "row" }), ...rest.map((text) => make("td", { textContent: text })));
     for (const each of row.cells) each.classList.toggle("prose", /^[^\d–]*$/.test(each.textContent));
   }
+  for (const [at, each] of [...top.cells].entries()) { // stands as what is below it
+    each.classList.toggle("prose", !at || [...body.rows].every(({ cells }) => cells[at].classList.contains("prose")));
+  }
   return made;
 }
 
