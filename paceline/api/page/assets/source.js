@@ -36,9 +36,17 @@ function markSpan(element, text) {
   CSS.highlights.set("cited", new Highlight(range));
 }
 
-/** [start, end] in `passage` of the longest run of words that `text` has too; null for none worth marking. */
+/** [start, end] in `passage` of the longest run of words that `text` has too, with no end of a line between them that the
+ * passage has not; null for none worth marking. */
 export function sharedSpan(passage, text) {
-  const words = (of) => [...of.matchAll(/[\p{L}\p{N}]+/gu)].map((found) => [found[0].toLowerCase(), found.index, found.index + found[0].length]);
+  const words = (of) => {
+    let before = 0;
+    return [...of.matchAll(/[\p{L}\p{N}]+/gu)].map(({ 0: word, index }) => {
+      const ended = of.slice(before, index).includes("\n");
+      before = index + word.length;
+      return [word.toLowerCase(), index, before, ended];
+    });
+  };
   const [here, there] = [words(passage), words(text)];
   if (here.length * there.length > MOST_WORDS * 1000) return null;
   let best = [0, 0];
@@ -47,7 +55,7 @@ export function sharedSpan(passage, text) {
     const now = new Uint16Array(there.length + 1);
     for (let column = 0; column < there.length; column += 1) {
       if (here[row][0] !== there[column][0]) continue;
-      now[column + 1] = before[column] + 1;
+      now[column + 1] = (there[column][3] && !here[row][3] ? 0 : before[column]) + 1;
       if (now[column + 1] > best[0]) best = [now[column + 1], row];
     }
     before = now;
