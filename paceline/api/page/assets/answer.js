@@ -1,16 +1,15 @@
 // A question or an answer on the screen, with its sources, its notes, how it was written, and what may be done with it.
 
 import { request } from "./api.js";
-import { icon, iconButton, legible, make } from "./elements.js";
+import { icon, iconButton, legible, make, short } from "./elements.js";
 import { renderMarkdown } from "./markdown.js";
 import { copyButton, voiceButton } from "./rich.js";
 import { appendRun, NONE, Run } from "./run.js";
 import { t } from "./text.js";
-import { timeline } from "./timeline.js";
+import { pace, timeline } from "./timeline.js";
 
 const LOST = ["lost", "missing", "refused"];
 const DEGRADED = new Set([...["device", "cloud"].flatMap((side) => LOST.map((how) => `${side}_${how}`)), "workflow_incomplete"]);
-const PRIVATE = "private document"; // of a device, whose name is not told to others
 
 /** versions: see `versionsBar`. edited: is called with a new text, in place of this one. */
 export function questionNode({ text }, versions, edited) {
@@ -144,7 +143,7 @@ export class AnswerView {
   sources(citations) {
     const items = citations.map((citation, index) => {
       const side = citation.side === "device" ? "device" : "cloud";
-      const name = legible(citation.document || PRIVATE);
+      const name = legible(citation.document || t("privateDocument"));
       const open = () => this.actions.openSource({ ...citation, document: name }, this.answer);
       const where = make("span", { className: "side", textContent: citation.side === "web" ? "web" : t(side) });
       const number = make("span", { className: "number", textContent: index + 1 });
@@ -216,7 +215,8 @@ function summary({ report, usage, seconds, model, context }) {
   const parts = model ? [model.split("/").at(-1)] : [];
   if (report?.strategy) parts.push(report.strategy);
   if (usage) parts.push(t("tokens", { count: usage.output_tokens ?? usage.completion_tokens }));
-  if (usage?.output_tokens > 4 && seconds > 0.05) parts.push(t("rate", { rate: (usage.output_tokens / seconds).toFixed(1) }));
+  const rate = pace(report) || (usage?.output_tokens > 4 && seconds > 0.05 && usage.output_tokens / seconds);
+  if (rate) parts.push(t("rate", { rate: short(rate) }));
   if (usage?.total_tokens && context) parts.push(t("context", { share: Math.ceil((100 * usage.total_tokens) / context), context }));
   return parts.join(" · ");
 }

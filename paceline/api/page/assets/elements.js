@@ -46,12 +46,13 @@ export function legible(name) {
   return String(name).replace(/[\u202a-\u202e\u2066-\u2069]/g, " ");
 }
 
-/** A number as people read it: three digits, and k or M for what is large. */
+/** A number as people read it, in the page's language: three digits, and k or M for what is large. */
 export function short(number) {
   const size = Math.abs(number);
   const [scale, unit] = size >= 1e9 ? [1e9, "G"] : size >= 1e6 ? [1e6, "M"] : size >= 1e4 ? [1e3, "k"] : [1, ""];
   const scaled = number / scale;
-  return `${Number.isInteger(scaled) ? scaled : Number(scaled.toPrecision(3))}${unit}`;
+  const digits = Number.isInteger(scaled) ? {} : { maximumSignificantDigits: 3 };
+  return `${scaled.toLocaleString(document.documentElement.lang, { useGrouping: false, ...digits })}${unit}`;
 }
 
 /** A table with a caption. rows: texts; the first of each is its heading. */

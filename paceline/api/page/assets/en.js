@@ -90,6 +90,7 @@ export const WORDS = {
   before: "Version before",
   after: "Version after",
   sources: "Sources",
+  privateDocument: "private document",
   share: "{side} {share} %",
   neither: "neither",
   tokens: "{count} tokens",

@@ -12,14 +12,25 @@ const MARKS = ["lost", "refused", "passed_over", "back"];
 
 /** A figure of the report's `timeline`; without one its other facts. */
 export function timeline(report) {
-  const found = Array.isArray(report?.timeline) ? report.timeline : [];
-  const moments = found.filter((each) => SIDES.includes(each.side) && each.ms >= 0 && each.number >= 0).map((each) => ({ of: "", took_ms: 0, ...each }));
+  const moments = momentsOf(report);
   const figure = make("figure", { className: "timeline" }, facts(report, moments));
   if (moments.length) {
     const legend = make("p", { className: "fine", textContent: t("timelineLegend") });
     figure.append(picture(moments), legend, costs(moments), bytes(moments), unfold(t("asTable"), all(moments)));
   }
   return figure;
+}
+
+function momentsOf(report) {
+  const found = Array.isArray(report?.timeline) ? report.timeline : [];
+  return found.filter((each) => SIDES.includes(each.side) && each.ms >= 0 && each.number >= 0).map((each) => ({ of: "", took_ms: 0, ...each }));
+}
+
+/** Tokens a second after the first ones, as the report's `timeline` has them; 0 where it does not say. */
+export function pace(report) {
+  const times = momentsOf(report).filter(({ kind }) => kind === "tokens").map(({ ms }) => ms);
+  const last = Math.max(...times);
+  return last > times[0] ? Math.max(0, (1000 * (sum(momentsOf(report), "tokens") - 1)) / (last - times[0])) : 0;
 }
 
 /** The sum of the numbers of a kind, of a side if one is named. */
@@ -34,13 +45,10 @@ const did = (kind) => t(`did_${kind}`);
 function facts(report, moments) {
   const list = make("dl", { className: "facts" });
   const add = (name, value) => list.append(fact(name, value));
-  const told = moments.filter((each) => each.kind === "tokens");
-  const tokens = sum(moments, "tokens");
-  if (told.length) {
-    const [first, last] = [told[0].ms, Math.max(...told.map((each) => each.ms))];
-    add(t("firstToken"), `${short(first)} ms`);
-    if (last > first) add(t("tokensASecond"), short((1000 * (tokens - 1)) / (last - first)));
-  }
+  const first = moments.find(({ kind }) => kind === "tokens");
+  if (first) add(t("firstToken"), `${short(first.ms)} ms`);
+  const rate = pace(report);
+  if (rate) add(t("tokensASecond"), short(rate));
   const drafted = sum(moments, "drafted");
   if (drafted) {
     const accepted = sum(moments, "accepted");
