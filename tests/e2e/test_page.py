@@ -480,3 +480,56 @@ def test_a_streamed_answer_is_that_of_its_text_at_once_and_is_built_only_once(br
     seen = browse("streamed", pair.url("device"), given={"pieces": pieces, "rounds": 60 * DEPTH, "long": STREAMED})
     assert seen["errors"] == [] and seen["unlike"] == [] and seen["cuts"] > 750 * DEPTH
     assert max(seen["made"]) < 4, "nodes made for each that the answer has"
+
+
+def test_a_conversation_is_printed_whole_and_nothing_else(browse: Browse, pair: Pair) -> None:
+    seen = browse("print", pair.url("cloud"))
+    assert seen["pages"] > 5 and seen["cut"] == 0
+    assert seen["shown"] == ["title", "message question", "message answer"]
+    assert seen["back"] == "rgb(253, 252, 250)", "dark words for light paper"
+
+
+def test_a_page_whose_language_does_not_come_speaks_english_and_unfolds_what_it_has(browse: Browse, pair: Pair) -> None:
+    seen = browse("pieces", pair.url("cloud"))
+    assert all("net::ERR_FAILED" in error and "de.js" in error for error in seen["errors"])
+    assert (seen["lang"], seen["word"], seen["text"]) == ("en", "New conversation", "So.")
+
+
+def test_a_dashboard_shows_no_figures_of_a_proxys_page_and_says_of_when_old_ones_are(
+    browse: Browse, pair: Pair
+) -> None:
+    page = browse("lost", pair.url("cloud"))
+    proxy, first, lost = page["seen"]
+    assert page["order"] == ["x1", "x2", "x10"]
+    assert proxy["panels"] == 0 and "perhaps a proxy in front of it" in proxy["told"]
+    assert first["rate"] == "tokens: not known yet" and first["level"] == "answers: 0 under way"
+    assert (first["className"], first["colours"]) == ("", "none")
+    assert "does not answer" in lost["told"] and "What is shown is of " in lost["told"]
+    assert (proxy["className"], lost["className"], lost["colours"]) == ("error", "error", "grayscale(1)")
+
+
+def test_long_calls_wrap_and_heads_of_tables_stand_as_their_columns(browse: Browse, pair: Pair) -> None:
+    seen = browse("layout", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["sideways"] == 0 and seen["error"] == 0
+    assert seen["heads"] == seen["cells"] == ["left", "left", "right"]
+
+
+def test_what_is_marked_in_a_source_stands_in_one_line_of_the_answer_unless_it_has_that_end_too(
+    browse: Browse, pair: Pair
+) -> None:
+    passage = "It is called the copper lantern. The ferry goes\nat nine from there."
+    marked = {
+        "The copper lantern.\nThe second: no.": "the copper lantern",
+        "A copper lantern. The ferry.": "copper lantern. The ferry",
+        "the ferry goes\nat nine": "The ferry goes\nat nine",
+        "The ferry goes at nine.": "The ferry goes\nat nine",
+        "No.": "",
+    }
+    assert browse("shared", pair.url("cloud"), given=[passage, *marked])["marked"] == [*marked.values()]
+
+
+def test_a_speed_is_one_number_folded_and_unfolded_in_the_readers_language(browse: Browse, pair: Pair) -> None:
+    seen = browse("german", pair.url("cloud"))
+    assert seen["errors"] == [] and seen["unfolded"] == "47,6"
+    assert seen["folded"].endswith(" · 47,6 Token/s") and seen["source"] == "privates Dokument"
+    assert seen["share"] == "keine Seite 33 %"

@@ -6,6 +6,7 @@ import {
   accessibilityFaults, ask, begin, deleteFirst, ended, inBrowser, lastAnswer, launched, linked, seeded, streamOf, until,
 } from "./browser.mjs";
 import { COPIES } from "./copies.mjs";
+import { HANDS } from "./hands.mjs";
 import { LOSSES } from "./losses.mjs";
 import { OWNERS } from "./owners.mjs";
 import { PICTURES } from "./pictures.mjs";
@@ -17,6 +18,7 @@ const HOSTILE_NAME = "<img src=x onerror=alert(1)>.md";
 
 const SCENARIOS = {
   ...COPIES,
+  ...HANDS,
   ...LOSSES,
   ...OWNERS,
   ...PICTURES,
