@@ -9,13 +9,12 @@ import { make } from "./elements.js";
 import { KeyDialog } from "./key.js";
 import { ConversationList, save, titled } from "./list.js";
 import { copyFrom } from "./rich.js";
-import { NONE } from "./run.js";
 import { fillSettings, openOptions, showSettings } from "./settings.js";
 import { openSource } from "./source.js";
 import { loadSettings, saveSetting, saveUnfinished } from "./storage.js";
 import { speak, t } from "./text.js";
 import { welcome } from "./welcome.js";
-import { cancelAnswer, writeAnswer } from "./writer.js";
+import { cancelAnswer, readRest, writeAnswer } from "./writer.js";
 
 const SAVE_MS = 1000; // between two savings of an answer that is being written
 const DRAW_MS = 50; // between two drawings of it, or so long that they take a quarter of the time; each in a frame
@@ -186,16 +185,9 @@ async function complete(conversation) {
   const path = pathOf(conversation);
   const open = path.find(({ state, response }) => response && !DONE.has(state));
   if (open && !writing.has(conversation)) write(conversation, open, null);
-  const { signal } = new AbortController();
   for (const answer of path.filter(({ bare, state }) => bare && DONE.has(state))) {
-    const whole = { ...newAnswer(), response: answer.response };
-    await writeAnswer(whole, null, { kept: true, signal, changed: () => {}, most: 0 });
-    if (whole.state === "unread") continue; // another time
-    answer.bare = false;
-    if (whole.state !== "cut" && answer.text.endsWith(whole.text)) { // otherwise it has expired: its text is here
-      const { lanes, thought, steps, calls, finish, error, report, usage, model } = whole;
-      Object.assign(answer, { lanes: lanes.padStart(answer.text.length, NONE), thought, steps, calls, finish, error, report, usage, model, context: contextOf(model) });
-    }
+    if (!(await readRest(answer))) continue; // another time
+    answer.context = contextOf(answer.model);
     archive.save(conversation);
     const follow = atEnd();
     shown.get(answer)?.show(performance.now() + SHOW_MS);

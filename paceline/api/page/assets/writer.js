@@ -2,6 +2,7 @@
 // after a cut connection, a reload or in another browser the events are read from where this copy of it ends.
 
 import { ApiError, begin, passing, request, resume } from "./api.js";
+import { newAnswer } from "./conversation.js";
 import { LANES, NONE } from "./run.js";
 
 const TRIES = 6; // to read on
@@ -34,6 +35,19 @@ export async function writeAnswer(answer, body, { kept, signal, changed, most = 
   }
   delete answer.began;
   changed();
+}
+
+/** Bring what the server has of an ended answer beside its text into it. False where that cannot be read now. */
+export async function readRest(answer) {
+  const whole = { ...newAnswer(), response: answer.response };
+  await writeAnswer(whole, null, { kept: true, signal: new AbortController().signal, changed: () => {}, most: 0 });
+  if (whole.state === "unread") return false;
+  answer.bare = false;
+  if (whole.state !== "cut" && answer.text.endsWith(whole.text)) { // otherwise it has expired: its text is here
+    const { lanes, thought, steps, calls, finish, error, report, usage, model } = whole;
+    Object.assign(answer, { lanes: lanes.padStart(answer.text.length, NONE), thought, steps, calls, finish, error, report, usage, model });
+  }
+  return true;
 }
 
 /** End an answer that the server goes on with. */
