@@ -96,5 +96,5 @@ docs: venv ## write paceline/api/official.json, openapi/openapi.json and openapi
 	@$(BIN)/python -m lab.openapi > openapi/openapi.json
 
 clean: ## remove what make and the tools made
-	@rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) $(CLIENTS) $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -37,7 +37,7 @@ def test_torch_runs_it_with_the_kernel_in_c(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     monkeypatch.setattr(weights, "computes_bfloat16", lambda: False)
     if layer_kernel.kernel() is None:
-        monkeypatch.setattr(layer_kernel, "kernel", lambda: built("paceline.engine._layer_kernel", tmp_path))
+        monkeypatch.setattr(layer_kernel, "kernel", lambda: built("paceline.engine._layer_kernel"))
     assert taken() == ("paged", "float32")
     assert not list(tmp_path.glob("paceline/quantized/*"))
 

@@ -43,9 +43,9 @@ formats = st.sampled_from(list(FORMATS))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _kernel() -> Iterator[None]:
     """The kernel of the sources, whatever the installation has."""
-    module = built("paceline.engine._layer_kernel", tmp_path_factory.mktemp("kernel"))
+    module = built("paceline.engine._layer_kernel")
     if not module.is_supported():
         pytest.skip("this processor has no AVX2")
 

@@ -356,7 +356,7 @@ def test_tables_of_another_version_are_refused(servers: Servers) -> None:
     ],
 )
 def test_what_cannot_be_used_is_named_without_its_password(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"Check --database|postgresql://USER:PASSWORD@HOST:PORT/NAME") as caught:
+    with pytest.raises(ConfigError, match=r"check --database|postgresql://USER:PASSWORD@HOST:PORT/NAME") as caught:
         Postgres(url)
     assert "hunter2" not in str(caught.value)
     try:

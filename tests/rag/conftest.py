@@ -35,9 +35,9 @@ def with_kernel(kernel: ModuleType | None) -> MiniLMEmbedder:
 
 
 @pytest.fixture(scope="session")
-def quantised(tmp_path_factory: pytest.TempPathFactory) -> MiniLMEmbedder:
+def quantised() -> MiniLMEmbedder:
     """MiniLM by the kernel as its source is now."""
-    kernel = built("paceline.rag._encoder_kernel", tmp_path_factory.mktemp("kernel"))
+    kernel = built("paceline.rag._encoder_kernel")
     if not kernel.is_supported():
         pytest.skip("this processor has no VNNI")
     return with_kernel(kernel)

@@ -11,9 +11,9 @@ from tests.kernels import built
 
 
 @pytest.fixture(scope="session")
-def built_kernel(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+def built_kernel() -> ModuleType:
     """The kernel as its source is now, whatever the installation has."""
-    return built("paceline.engine.sampling._row_kernel", tmp_path_factory.mktemp("kernel"))
+    return built("paceline.engine.sampling._row_kernel")
 
 
 @pytest.fixture(params=["kernel", "torch", "device"])
