@@ -76,7 +76,7 @@ def folded(text: str) -> str:
 
 def seen(text: str) -> str:
     """The text as it is seen: letters with their accents as one character, plain blanks, and nothing in between."""
-    return text if text.isascii() else _BLANKS.sub(" ", _IGNORED.sub("", normalize("NFC", text)))
+    return text if text.isascii() else _BLANKS.sub(" ", normalize("NFC", _IGNORED.sub("", text)))
 
 
 class Words:

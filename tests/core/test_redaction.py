@@ -97,12 +97,14 @@ def test_the_form_of_letters_and_blanks_hides_and_shows_nothing(form: Literal["N
     text = (
         "My neighbour is Jürgen Schröder. Ich heiße Björn Ångström. Call +49 170 1234567, DE89 3704 0044 0532 0130 00."
     )
-    other = "What does jürgen schröder pay, at 0170 1234567? An\u00adna"
+    other = "What does jürgen schröder pay, at 0170 1234567? An\u00adna, Schro\u00ad\u0308der"
     redactor = learnt(text, "Anna Berg")
     alike = learnt(normalize(form, text).replace(" ", blank), "Anna Berg")
     for each in (text, other):
         assert alike.redact(normalize(form, each).replace(" ", blank)) == redactor.redact(each)
-    assert not {"Jürgen", "Ångström", "schröder", "1234567", "Anna"} & set(redactor.redact(text + other).split())
+    assert not {"Jürgen", "Ångström", "schröder", "Schröder", "1234567", "Anna"} & set(
+        redactor.redact(text + other).split()
+    )
 
 
 @pytest.mark.parametrize(
