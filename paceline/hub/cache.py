@@ -319,7 +319,7 @@ def find_gguf(path_or_name: str | Path) -> Path | None:
 
 
 def has_torch() -> bool:
-    """Whether torch and transformers, either of which is of little use without the other, are installed."""
+    """True where torch and transformers are installed: either is of little use without the other."""
     return all(map(find_spec, ("torch", "transformers")))
 
 

@@ -136,7 +136,7 @@ _logger = logging.getLogger("paceline.rag")
 
 
 def made_by(embedder: Embedder) -> Mapping[str, str]:
-    """What a store records of its vectors' embedder."""
+    """Name, dimensions and weights of an embedder, as a store records them with its vectors."""
     return {"embedder": embedder.name, "dimensions": str(embedder.dimensions), "weights": embedder.fingerprint}
 
 

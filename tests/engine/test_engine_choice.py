@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from paceline.engine import layer_kernel, loader, weights
+from paceline.engine.base import Engine
 from paceline.engine.llama_cpp import engine
 from paceline.engine.loader import Backend, load_model
+from paceline.errors import ConfigError
 from paceline.models import DEVICE
 from tests.kernels import built
 
@@ -59,6 +61,16 @@ def test_without_room_for_a_copy_torch_runs_it(tmp_path: Path, caplog: pytest.Lo
     (tmp_path / "paceline").mkdir()
     (tmp_path / "paceline" / "quantized").write_text("no folder")
     assert taken() == ("paged", "float32") and "runs on torch, where it is slower" in caplog.text
+
+
+def test_a_copy_that_llama_cpp_does_not_load_leaves_the_model_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object, **__: object) -> Engine:
+        raise ConfigError("it cannot be loaded by llama.cpp")
+
+    monkeypatch.setattr(engine, "load_gguf", refused)
+    assert taken() == ("paged", "float32") and "cannot be loaded by llama.cpp" in caplog.text
 
 
 def test_without_torch_whatever_llama_cpp_can_run_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,16 @@ TEXTS = (
 )
 
 
+@pytest.mark.parametrize(("layers", "scale"), [(3, 16), (46, 8)])
+def test_of_gemma_2_the_27b_alone_scales_queries_by_the_width_over_heads(
+    tmp_path: Path, layers: int, scale: int
+) -> None:
+    config = ARCHITECTURES["gemma2"]()
+    config.num_hidden_layers, config.layer_types = layers, ["full_attention"] * layers
+    write_gguf(save(config, tmp_path / "folder"), tmp_path / "model.gguf")
+    assert GgufFile.open(tmp_path / "model.gguf").config()["query_pre_attn_scalar"] == scale
+
+
 def permuted(weights: NDArray[Any], heads: int) -> NDArray[Any]:
     """As llama.cpp's converter stores queries and keys of Llama."""
     return weights.reshape(heads, 2, weights.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weights.shape)

@@ -464,7 +464,7 @@ def test_doctor_asks_the_endpoint() -> None:
 
 @types.coroutine
 def cancelled_at(step: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-    """Does the work in the current task, which is cancelled as it waits for the so-manieth time, from 1."""
+    """Do the work in the current task, which is cancelled as it waits for the n-th time. step: n, from 1."""
     awaiting = work.__await__()
     go_on = partial(next, awaiting)
     for waited in itertools.count(1):

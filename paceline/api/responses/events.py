@@ -495,7 +495,7 @@ def filled(data: bytes, passages: Passages) -> bytes:
     known = passages({holder[key][_CHUNK] for holder, key in references})
     for holder, key in references:
         text, place = known.get(holder[key][_CHUNK], ("", ""))
-        is_it = _mark(text) == holder[key][_MARK]
+        is_it = _mark(text) == holder[key].get(_MARK)
         holder[key], place = (text, place) if is_it else ("", "")
         if holder.pop(_PLACE, None) is not None and place:
             holder[_PLACE] = place

@@ -73,7 +73,7 @@ class BatchUnderWay:
 
 
 def away() -> EngineRefusal:
-    """What answers fail with while no batch can run. The log says why, with the addresses of stages."""
+    """The error of answers while no batch can run. The log says why, with the addresses of stages."""
     return EngineRefusal(
         "the stages of the model cannot run it now", status=503, type="server_error", code="model_unavailable"
     )

@@ -615,6 +615,8 @@ def test_xml_of_data_is_read_as_named_values_and_other_xml_as_it_is(parser: Pars
         f"{'<p>' * 10_000}x{'</p>' * 10_000}",
     ):
         assert parser.parse_bytes("a.xml", kept.encode()).text == kept
+    greek = '<?xml version="1.0" encoding="iso-8859-7"?><p>Το <b>δωμάτιο</b></p>'
+    assert parser.parse_bytes("a.xml", greek.encode("iso-8859-7")).text == greek
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from paceline.runtime.service import GenerateRequest, Generation, GenerationResu
 from paceline.runtime.units import UnitRegistry
 from paceline.runtime.workflows.driver import WorkflowDriver
 from paceline.runtime.workflows.long import READ, LongTerms
-from paceline.runtime.workflows.lookup import Found
+from paceline.runtime.workflows.lookup import Claims, Found
 from paceline.runtime.workflows.run import WorkflowRun
 from paceline.workflow.jobs import SUMMARY_TOKENS
 from tests.requests import changed
@@ -219,6 +219,11 @@ async def test_a_summary_of_many_documents_leaves_none_out() -> None:
     read, _ = await answered(Shelf(texts=["The gate is green."] * 19), Readers(), asked, replace(TERMS, passages=48))
     assert len(read) == READ
     assert "\n".join(read).split("\n") == [f"{place}.md: The gate is green." for place in range(19)]
+
+
+def test_of_passages_that_say_the_same_the_best_is_taken() -> None:
+    claims, same = Claims(), [found(place, "The  gate\nis green.", f"{place}.md") for place in range(3)]
+    assert claims.take(same) == same[:1] and claims.take(same[1:]) == []
 
 
 async def test_leaving_stops_every_job_and_frees_the_units() -> None:
